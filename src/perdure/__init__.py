@@ -1,0 +1,1 @@
+"""Perdure: a durable runtime for agents."""

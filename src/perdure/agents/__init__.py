@@ -1,0 +1,1 @@
+"""Planners and models: the loops that decide what a run does next."""

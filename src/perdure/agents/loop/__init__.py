@@ -1,0 +1,1 @@
+"""Loop agents: planners that decide step by step from a view of the run's log."""

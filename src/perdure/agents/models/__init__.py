@@ -1,0 +1,1 @@
+"""Model clients behind one port: adapters over the vendors' own clients, and a scripted fake."""

@@ -1,0 +1,1 @@
+"""Policy, guardrails, budgets and approvals."""

@@ -1,0 +1,155 @@
+"""Policy hooks of a user's own, behind a guard: no answer means deny (AUT-03).
+
+An error, a None, nonsense, a timeout: all deny, and are logged. A hook cannot grant what the base
+policy denies.
+"""
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from pydantic import JsonValue
+
+from perdure.control.policy import DefaultPolicy, Effect
+from perdure.engine.ports import HostedAgent, Policy, PolicyDecision
+from perdure.protocol.runs import RunFacts
+from perdure.protocol.tools import ToolSpec
+
+STUCK_MAX = 3
+
+log = logging.getLogger(__name__)
+
+PolicyHook = Callable[[HostedAgent, RunFacts, ToolSpec, JsonValue], "PolicyDecision | Effect"]
+"""A rule of a user's own. Whatever else it returns, or raises, means deny."""
+
+
+class GuardedPolicy:
+    """A user's hook behind the base policy: the base's denials stand, else the hook decides.
+
+    The hook runs in a thread of the guard's own. The engine's loop waits for it `timeout_s` at
+    most, so that a hook should be quick: it gets copies and has to answer from memory. A hook
+    that misses its time three times running keeps its threads, and every call is denied until
+    one of them comes back. `version` names the hook's rules; give it a new one with each change.
+    """
+
+    def __init__(
+        self,
+        hook: PolicyHook,
+        *,
+        version: str,
+        base: Policy | None = None,
+        timeout_s: float = 0.25,
+    ) -> None:
+        self._base = base or DefaultPolicy()
+        self._hook = hook
+        self._bench = _Bench(timeout_s)
+        self._version = version
+
+    def judge(
+        self, agent: HostedAgent, facts: RunFacts, spec: ToolSpec, args: JsonValue
+    ) -> PolicyDecision:
+        """Return the base's denial, else the hook's decision; deny when the hook gives none."""
+        decision = self._base.judge(agent, facts, spec, args)
+        if decision.effect == "deny":
+            return self._versioned(decision, decision)
+        shown = _copied(args)
+        answer = self._bench.ask(lambda: self._hook(agent, facts, spec, shown))
+        if isinstance(answer, _NoAnswer):
+            log.warning(
+                "the policy hook gave no answer: denied",
+                extra={"run_id": facts.run_id, "tool": spec.name, "problem": answer.problem},
+            )
+            denied = _decision("deny", "hook-failed", f"the policy {answer.problem}")
+            return self._versioned(denied, decision)
+        return self._versioned(self._taken(answer, decision, facts, spec), decision)
+
+    def _taken(
+        self, answer: object, base: PolicyDecision, facts: RunFacts, spec: ToolSpec
+    ) -> PolicyDecision:
+        if isinstance(answer, PolicyDecision) and answer.effect in {"allow", "ask", "deny"}:
+            return answer
+        if answer == "ask":
+            own = _decision("ask", "hook", "the policy asks a person")
+            return replace(own, expires_in_s=base.expires_in_s, on_expiry=base.on_expiry)
+        if answer == "allow":
+            return _decision("allow", "hook", "the policy allows it")
+        if answer == "deny":
+            return _decision("deny", "hook", "the policy denies it")
+        log.warning(
+            "the policy hook answered nonsense: denied",
+            extra={"run_id": facts.run_id, "tool": spec.name, "answer": type(answer).__name__},
+        )
+        return _decision("deny", "hook-failed", "the policy gave no decision")
+
+    def _versioned(self, decision: PolicyDecision, base: PolicyDecision) -> PolicyDecision:
+        """Return the decision under the versions of both, the hook's and the base's."""
+        return replace(decision, version=f"{self._version}+{base.version}")
+
+
+def _decision(effect: Effect, rule: str, reason: str) -> PolicyDecision:
+    return PolicyDecision(effect=effect, rule=rule, version="", reason=reason)
+
+
+def _copied(value: JsonValue) -> JsonValue:
+    if isinstance(value, dict):
+        return {key: _copied(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_copied(item) for item in value]
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class _NoAnswer:
+    """Why there is no answer, as the end of a sentence."""
+
+    problem: str
+
+
+@dataclass(slots=True)
+class _Question:
+    body: Callable[[], object]
+    answered: threading.Event
+    answer: object = None
+
+
+class _Bench:
+    """Daemon threads that answer one question at a time; one that is stuck is replaced.
+
+    `_stuck` and the thread in service are changed by the asking thread alone; a worker that comes
+    back late only sets its question's event.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._questions: queue.SimpleQueue[_Question] | None = None
+        self._stuck: list[_Question] = []
+
+    def ask(self, body: Callable[[], object]) -> object:
+        """Return what `body` returns, or a `_NoAnswer`."""
+        self._stuck = [question for question in self._stuck if not question.answered.is_set()]
+        if len(self._stuck) >= STUCK_MAX:
+            return _NoAnswer("is stuck")
+        if self._questions is None:
+            self._questions = queue.SimpleQueue()
+            threading.Thread(
+                target=_answer_all, args=(self._questions,), name="perdure-policy", daemon=True
+            ).start()
+        question = _Question(body, threading.Event())
+        self._questions.put(question)
+        if question.answered.wait(self._timeout_s):
+            return question.answer
+        self._stuck.append(question)
+        self._questions = None
+        return _NoAnswer(f"gave no answer within {self._timeout_s:g} s")
+
+
+def _answer_all(questions: "queue.SimpleQueue[_Question]") -> None:
+    while True:
+        question = questions.get()
+        try:
+            question.answer = question.body()
+        except BaseException as error:  # noqa: BLE001 (a hook may raise anything, its exit included)
+            question.answer = _NoAnswer(f"raised {type(error).__name__}")
+        question.answered.set()

@@ -1,0 +1,101 @@
+"""Who may call which tool: the default rules. What no rule grants is denied.
+
+Every decision names its rule and the version of the policy, which are recorded with the action
+(R-14.1). The version is a digest of the rules, so it changes when they do and only then.
+"""
+
+from typing import Literal
+
+from pydantic import JsonValue
+
+from perdure.engine.ports import HostedAgent, PolicyDecision, ToolGrant
+from perdure.protocol.codec import digest
+from perdure.protocol.runs import RunFacts
+from perdure.protocol.states import OnExpiry, SideEffect
+from perdure.protocol.tools import ToolSpec
+
+Effect = Literal["allow", "ask", "deny"]
+
+RULES: tuple[tuple[str, Effect, str], ...] = (
+    ("not-granted", "deny", "the agent is not granted this tool"),
+    ("other-version", "deny", "the agent is granted another version of this tool"),
+    ("sandbox-only", "deny", "the tool has a side effect and declares nothing about it"),
+    ("permission", "deny", "the caller lacks the permission that the tool requires"),
+    ("always-ask", "ask", "the agent's grant asks for every call"),
+    ("never-ask", "allow", "the agent's grant lets it run unasked"),
+    ("read", "allow", "the tool only reads"),
+    ("side-effect", "ask", "the tool changes something"),
+)
+"""The rules in their order; the first that matches decides. Rule ids are stable."""
+
+_BY_ID: dict[str, tuple[Effect, str]] = {rule: (effect, why) for rule, effect, why in RULES}
+
+
+class DefaultPolicy:
+    """The rules of decision 41: reads run, writes and external calls ask, unless granted.
+
+    A permission is held by the caller's roles or data scope, as recorded from the credential.
+    `trust_context_scope` also takes the scope that the request's body claims: only for an
+    installation whose callers are all trusted. Runs on the engine's loop; touches nothing.
+    """
+
+    def __init__(
+        self,
+        *,
+        trust_context_scope: bool = False,
+        approval_expires_s: float | None = None,
+        on_expiry: OnExpiry = OnExpiry.FAIL,
+    ) -> None:
+        self._trust_context_scope = trust_context_scope
+        self._approval_expires_s = approval_expires_s
+        self._on_expiry = on_expiry
+        settings: list[JsonValue] = [trust_context_scope, approval_expires_s, on_expiry.value]
+        rules: list[JsonValue] = [[rule, effect] for rule, effect, _ in RULES]
+        self.version = f"default-{digest([rules, settings])[:12]}"
+
+    def judge(
+        self, agent: HostedAgent, facts: RunFacts, spec: ToolSpec, args: JsonValue
+    ) -> PolicyDecision:
+        """Return the decision of the first rule that matches."""
+        rule = self._rule(agent, facts, spec)
+        effect, why = _BY_ID[rule]
+        if effect != "ask":
+            return PolicyDecision(effect=effect, rule=rule, version=self.version, reason=why)
+        return PolicyDecision(
+            effect="ask",
+            rule=rule,
+            version=self.version,
+            reason=why,
+            expires_in_s=facts.options.timeouts.approval_s or self._approval_expires_s,
+            on_expiry=self._on_expiry,
+        )
+
+    def _rule(self, agent: HostedAgent, facts: RunFacts, spec: ToolSpec) -> str:
+        grant = _grant_for(agent, spec)
+        barred = self._barred(grant, facts, spec)
+        if barred is not None or grant is None:
+            return barred or "not-granted"
+        if grant.approve == "always":
+            return "always-ask"
+        if spec.side_effect is SideEffect.READ:
+            return "read"
+        return "never-ask" if grant.approve == "never" else "side-effect"
+
+    def _barred(self, grant: ToolGrant | None, facts: RunFacts, spec: ToolSpec) -> str | None:
+        if grant is None:
+            return "not-granted"
+        if grant.version not in {None, spec.version}:
+            return "other-version"
+        if spec.sandbox_only:
+            return "sandbox-only"
+        if spec.permission is not None and spec.permission not in self._rights(facts):
+            return "permission"
+        return None
+
+    def _rights(self, facts: RunFacts) -> frozenset[str]:
+        claimed = facts.context.scope if self._trust_context_scope else ()
+        return frozenset((*facts.caller.roles, *facts.caller.data_scope, *claimed))
+
+
+def _grant_for(agent: HostedAgent, spec: ToolSpec) -> ToolGrant | None:
+    return next((grant for grant in agent.grants if grant.name == spec.name), None)

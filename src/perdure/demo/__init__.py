@@ -1,0 +1,1 @@
+"""The guided tour that perdure demo runs."""

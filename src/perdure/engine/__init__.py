@@ -1,0 +1,1 @@
+"""Advances runs durably: claims, attempts, effects, commits, resumption."""

@@ -1,0 +1,348 @@
+"""One attempt: a worker that holds a run takes it as far as it goes.
+
+The loop looks at the folded state and does what that state asks for; nothing else is remembered
+between two turns of it but results that are not committed yet. Each advance is one fenced
+commit. An answer of `Behind` throws the draft away and folds what others wrote.
+
+Failure at each point: before a commit, nothing happened; after one, the log says so; when the
+answer is lost, the same commit is sent again and the store knows it. An execution that was
+begun (its row is durable) and has no result is clarified by R-5.7, never silently run again.
+"""
+
+from dataclasses import dataclass, field
+
+import anyio
+
+from perdure.engine.closing import (
+    close_run,
+    end_transition,
+    finished_effects,
+    look_up_open,
+)
+from perdure.engine.core import Core
+from perdure.engine.draft import Draft
+from perdure.engine.effects import Effects
+from perdure.engine.held import Surroundings
+from perdure.engine.lease import Lease, LeaseGone, Stop
+from perdure.engine.limits import before_planning
+from perdure.engine.load import catch_up, load_view
+from perdure.engine.planning import Judge, draft_decision, draft_model_uses
+from perdure.engine.ports import HostedAgent, PlannerFailure
+from perdure.engine.shield import shielded
+from perdure.engine.steps import fail, settle
+from perdure.engine.values import short
+from perdure.engine.view import RunView
+from perdure.protocol.decisions import Decision, UpdatePlan
+from perdure.protocol.errors import StoreFull, Unavailable
+from perdure.protocol.events import RetryEvent, TimeoutEvent
+from perdure.protocol.failures import Failure, FailureCode, Stage
+from perdure.protocol.policies import RetryPolicy
+from perdure.protocol.states import (
+    TERMINAL,
+    AttemptEnd,
+    ParkedOn,
+    RunState,
+    Transition,
+)
+from perdure.store.commits import Behind, CancelRequested, Committed, LeaseLost, Refused
+
+ATTEMPT_RETRY = RetryPolicy(attempts_max=20, backoff_s=1.0, backoff_max_s=60.0)
+RESEND_S = 0.2
+CLOSE_TIMEOUT_S = 10.0
+
+
+class CannotStore(Exception):
+    """The store refused the data of a commit; the run must fail otherwise (decision 7)."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Attempt:
+    """The work of one worker on one claimed run."""
+
+    around: Surroundings
+    lease: Lease
+    view: RunView
+    judge: Judge
+    started_at: float
+    deadline_in_s: float | None
+    worked_before_s: float
+    released: bool = False
+    effects: Effects = field(init=False)
+    _decision: tuple[int, Decision] | None = None
+
+    def __post_init__(self) -> None:
+        self.effects = Effects(attempt=self)
+
+    @property
+    def agent(self) -> HostedAgent:
+        """The agent version that carries the run out."""
+        return self.judge.agent
+
+    @property
+    def core(self) -> Core:
+        """The engine's surroundings."""
+        return self.around.core
+
+    async def run(self) -> None:
+        """Advance until the run ends, waits, or is taken away. Raises LeaseGone."""
+        if self.deadline_in_s is not None:
+            self.lease.scope.deadline = anyio.current_time() + self.deadline_in_s
+        with self.lease.scope:
+            await self._advance()
+        if self.lease.scope.cancelled_caught and self.lease.stopped is None:
+            self.lease.stopped = Stop.DEADLINE
+        if self.released or self.lease.stopped is None:
+            return
+        with anyio.move_on_after(CLOSE_TIMEOUT_S, shield=True):
+            await self._after_stop(self.lease.stopped)
+
+    async def _advance(self) -> None:
+        while not self.released:
+            snapshot = self.view.snapshot
+            if snapshot.cancel_epoch > 0:
+                await self._close_cancelled()
+            elif self.lease.draining and not self.effects.unrecorded:
+                await self._hand_back()
+            elif snapshot.rejected is not None:
+                await self._fail(
+                    Failure(
+                        code=FailureCode.APPROVAL_REJECTED,
+                        reason="a person rejected the action",
+                        stage=Stage.WAITING,
+                        details={"interrupt_id": snapshot.rejected},
+                    )
+                )
+            elif snapshot.state is RunState.PENDING:
+                await self._start()
+            elif snapshot.state is RunState.PLANNING:
+                await self._plan()
+            elif snapshot.state is RunState.EXECUTING:
+                await self.effects.act()
+            elif snapshot.state in TERMINAL:
+                raise LeaseGone
+            else:
+                await self._park_waiting()
+
+    async def _start(self) -> None:
+        thread = await self.core.reader.find_thread(
+            self.view.facts.tenant_id, self.view.facts.thread_id
+        )
+        draft = self.draft()
+        draft.move(
+            Transition.START, history_position=thread.last_position if thread is not None else 1
+        )
+        if await self.commit(draft) and draft.view.snapshot.history_position != 1:
+            self.view = await self._loaded()
+
+    async def _park_waiting(self) -> None:
+        draft = self.draft()
+        draft.with_checkpoint = False
+        draft.release(AttemptEnd.PARKED)
+        await self.commit(draft)
+
+    async def _hand_back(self) -> None:
+        draft = self.draft()
+        draft.with_checkpoint = False
+        draft.release(AttemptEnd.DRAINED)
+        draft.ready_in_s = 0
+        await self.commit(draft)
+
+    async def _plan(self) -> None:
+        worked = self.worked_before_s + self.core.clock.monotonic() - self.started_at
+        limit = before_planning(self.core, self.view, worked)
+        if limit is not None:
+            await self._fail(limit)
+            return
+        try:
+            decision = await self._decide()
+        except PlannerFailure as error:
+            await self._planner_failed(error)
+            return
+        draft = self.draft()
+        draft_decision(draft, decision, self.judge)
+        dispatched = self.effects.dispatch(draft)
+        stands = draft.view.snapshot.state is RunState.EXECUTING and draft.attempt_end is None
+        if stands and not dispatched:
+            settle(draft, retry_in_s=None)
+        if await self.commit(draft):
+            self._decision = None
+            await self.effects.work(dispatched)
+
+    async def _decide(self) -> Decision:
+        """Ask the planner, or return what it decided before a commit that was not written."""
+        step = self.view.snapshot.step_index
+        if self._decision is not None and self._decision[0] == step:
+            return self._decision[1]
+        self.check_lease()
+        context = self.view.context(self.judge.granted())
+        decision = await self.agent.planner.next_step(context)
+        self._decision = (step, decision)
+        return decision
+
+    async def _planner_failed(self, error: PlannerFailure) -> None:
+        """Retry with back-off while the policy allows, else fail the run (R-10.1)."""
+        policy = self.agent.model_retry
+        failed = self.view.snapshot.model_failures + 1
+        draft = self.draft()
+        draft_model_uses(draft, UpdatePlan(model_uses=error.model_uses))
+        if error.failure.retryable and failed < policy.attempts_max * self.agent.models:
+            in_row = (failed - 1) % policy.attempts_max + 1
+            delay_s = max(
+                policy.delay_s(in_row, self.core.chance.random()), error.retry_after_s or 0
+            )
+            draft.add(
+                RetryEvent(
+                    subject="model",
+                    failed=failed,
+                    failure=error.failure,
+                    delay_ms=round(delay_s * 1000),
+                )
+            )
+            draft.release(AttemptEnd.PARKED, ParkedOn.RETRY)
+            draft.ready_in_s = delay_s
+        else:
+            fail(draft, error.failure)
+        await self.commit(draft)
+
+    async def _fail(self, failure: Failure) -> None:
+        draft = self.draft()
+        fail(draft, failure)
+        await self.commit(draft)
+
+    async def _close_cancelled(self) -> None:
+        await self._close(
+            Failure(
+                code=FailureCode.RUN_CANCELLED,
+                reason="the run was cancelled",
+                stage=Stage.RUNTIME,
+            )
+        )
+
+    async def _close(self, failure: Failure) -> None:
+        """Write the closing commit; what came in meanwhile is its result (decision 3)."""
+        known = {item.call.tool_call_id: item.outcome for item in self.effects.unrecorded}
+        asked = await look_up_open(self.view, self.around.tools, CLOSE_TIMEOUT_S)
+        effects = await finished_effects(self.core, self.view)
+        draft = self.draft()
+        why = end_transition(self.view.snapshot.state, failure)
+        if failure.code is FailureCode.RUN_TIMEOUT:
+            limit_s = self.view.facts.options.timeouts.run_s or 0
+            draft.add(TimeoutEvent(subject="run", limit_ms=round(limit_s * 1000)))
+        close_run(draft, why, failure, known={**asked, **known}, effects=effects)
+        if await self.commit(draft):
+            self.effects.unrecorded.clear()
+
+    async def _after_stop(self, why: Stop) -> None:
+        """Do what an attempt still owes after it was stopped from outside."""
+        if why is Stop.LEASE_LOST:
+            raise LeaseGone
+        if why is Stop.DRAIN:
+            return
+        while not self.released:
+            if why is Stop.CANCEL and self.view.snapshot.cancel_epoch == 0:
+                self.view = await self._loaded()
+            if self.view.snapshot.cancel_epoch > 0:
+                await self._close_cancelled()
+            elif why is Stop.DEADLINE:
+                await self._close(
+                    Failure(
+                        code=FailureCode.RUN_TIMEOUT,
+                        reason="the run's total time is over",
+                        stage=Stage.RUNTIME,
+                    )
+                )
+            else:
+                return
+
+    def _heed_cancel(self) -> None:
+        """After an accepted cancel only the closing commit may follow: stop all else."""
+        if self.view.snapshot.cancel_epoch > 0:
+            self.lease.stop(Stop.CANCEL)
+
+    async def look_for_answers(self) -> None:
+        """Fold what others wrote in the meantime."""
+        await catch_up(self.core, self.view)
+        self._heed_cancel()
+
+    def draft(self) -> Draft:
+        """Return an empty commit of this holder."""
+        return Draft(view=self.view, ids=self.core.ids, token=self.lease.token)
+
+    def check_lease(self) -> None:
+        """Raise LeaseGone when the lease is no longer trusted (decision 17)."""
+        if not self.lease.is_valid(self.core.clock.monotonic()):
+            raise LeaseGone
+
+    async def commit(self, draft: Draft) -> bool:
+        """Write a draft; True when it is durable, False when the view had to be loaded again.
+
+        Raises LeaseGone, or CannotStore when the store refuses the data.
+        """
+        result = await shielded(lambda: self._send(draft))
+        match result:
+            case Committed():
+                self.released = draft.attempt_end is not None
+                return True
+            case Behind() | CancelRequested():
+                self.view = await self._loaded()
+                self._heed_cancel()
+                return False
+            case LeaseLost():
+                raise LeaseGone
+            case Refused():
+                raise CannotStore(result.reason)
+
+    async def _send(
+        self, draft: Draft
+    ) -> Committed | Behind | CancelRequested | LeaseLost | Refused:
+        """Send one commit until the store answers or the lease is over."""
+        commit = draft.build()
+        while True:
+            self.check_lease()
+            try:
+                return await self.around.committer.commit(commit)
+            except (Unavailable, StoreFull):
+                await anyio.sleep(RESEND_S * (1 + self.core.chance.random()))
+
+    async def _loaded(self) -> RunView:
+        row = await self.core.reader.find_run(None, self.view.facts.run_id)
+        if row is None or row.hot.lease_token != self.lease.token:
+            raise LeaseGone
+        view = await load_view(self.core, row)
+        self.effects.forget_unwritten()
+        return view
+
+    async def fail_attempt(self, error: Exception) -> None:
+        """Record that this attempt failed; try the run again later, or end it (R-10.2)."""
+        self.view = await self._loaded()
+        view = self.view
+        view.faults += 1
+        reason = short(f"{type(error).__name__}: {error}")
+        failure = Failure(code=FailureCode.INTERNAL, reason=reason, stage=Stage.RUNTIME)
+        draft = self.draft()
+        if view.snapshot.cancel_epoch > 0:
+            await self._close_cancelled()
+            return
+        if isinstance(error, CannotStore):
+            fail(draft, failure)
+        elif view.faults >= view.facts.options.max_attempts:
+            if view.facts.options.max_attempts > 1:
+                failure = Failure(
+                    code=FailureCode.RETRIES_EXHAUSTED,
+                    reason=f"{view.faults} attempts failed, the last one by {reason}",
+                    stage=Stage.RUNTIME,
+                )
+            close_run(draft, end_transition(view.snapshot.state, failure), failure)
+        else:
+            delay_s = ATTEMPT_RETRY.delay_s(view.faults, self.core.chance.random())
+            draft.add(
+                RetryEvent(
+                    subject="attempt",
+                    failed=view.faults,
+                    failure=failure,
+                    delay_ms=round(delay_s * 1000),
+                )
+            )
+            draft.release(AttemptEnd.ERROR, ParkedOn.RETRY)
+            draft.ready_in_s = delay_s
+        await self.commit(draft)

@@ -1,0 +1,175 @@
+"""Bringing a run to its end when it is not its own planner that finishes it.
+
+One result for each open call, every interrupt closed, the open step closed, the terminal state:
+one commit, by the holder or, when nobody holds the run, by whoever ends it (decision 3).
+"""
+
+from collections.abc import Mapping
+
+from pydantic import JsonValue
+
+from perdure.engine.core import Core
+from perdure.engine.draft import Draft
+from perdure.engine.fold import OpenCall, is_side_effect
+from perdure.engine.ports import ToolInvocation, ToolOutcome, ToolRunner
+from perdure.engine.results import add_result, runtime_result
+from perdure.engine.view import RunView
+from perdure.protocol.events import ResumeEvent
+from perdure.protocol.failures import Failure, FailureCode
+from perdure.protocol.states import (
+    AttemptEnd,
+    InterruptStatus,
+    RunState,
+    ToolCallStatus,
+    Transition,
+)
+from perdure.store.commits import InterruptClose
+
+CALLS_REPORTED_MAX = 1000
+
+
+def close_run(
+    draft: Draft,
+    why: Transition,
+    failure: Failure,
+    *,
+    known: Mapping[str, ToolOutcome] | None = None,
+    effects: list[dict[str, JsonValue]] | None = None,
+) -> None:
+    """Draft the end of the run: `failed` with that failure.
+
+    `known` are results of open calls that came in time or by lookup. What was begun and cannot
+    be known is `unknown`; what never began, or leaves nothing, is `cancelled`.
+    """
+    snapshot = draft.view.snapshot
+    cancelled = failure.code is FailureCode.RUN_CANCELLED
+    for interrupt_id, question in list(snapshot.open_interrupts.items()):
+        seq = draft.add(
+            ResumeEvent(
+                interrupt_id=interrupt_id,
+                outcome="cancelled",
+                tool_call_id=question.tool_call_id,
+                reason=failure.reason,
+            )
+        )
+        draft.interrupt_closes.append(
+            InterruptClose(
+                interrupt_id=interrupt_id, status=InterruptStatus.CANCELLED, closed_seq=seq
+            )
+        )
+    reported = list(effects or [])
+    for call in list(snapshot.open_calls.values()):
+        outcome = (known or {}).get(call.tool_call_id) or _unfinished(draft.view, call, failure)
+        add_result(
+            draft, call, outcome, by="tool" if call.tool_call_id in (known or {}) else "runtime"
+        )
+        if is_side_effect(call.side_effect):
+            reported.append(_effect(call, outcome))
+    if snapshot.step_open:
+        draft.end_step("cancelled" if cancelled else "failed")
+    draft.move(why, failure=failure, effects=reported or None)
+    if draft.token is not None:
+        draft.release(AttemptEnd.CANCELLED if cancelled else AttemptEnd.FINISHED)
+    if cancelled:
+        draft.with_checkpoint = False
+
+
+def end_transition(state: RunState, failure: Failure) -> Transition:
+    """Return the transition by which a failure ends a run that stands in `state`."""
+    match failure.code:
+        case FailureCode.RUN_CANCELLED:
+            return Transition.CANCELLED
+        case FailureCode.RUN_TIMEOUT | FailureCode.APPROVAL_TIMEOUT:
+            return Transition.EXPIRED
+        case _:
+            pass
+    match state:
+        case RunState.PLANNING:
+            return Transition.PLAN_ERROR
+        case RunState.EXECUTING:
+            return Transition.EXEC_ERROR
+        case RunState.WAITING_HUMAN if failure.code is FailureCode.APPROVAL_REJECTED:
+            return Transition.REJECTED
+        case _:
+            return Transition.EXPIRED
+
+
+def _unfinished(view: RunView, call: OpenCall, failure: Failure) -> ToolOutcome:
+    executions = view.executions_of(call.tool_call_id)
+    asked_outcome = call.status is ToolCallStatus.RUNNING
+    begun = executions.running or asked_outcome
+    if begun and not call.repeatable:
+        return runtime_result(
+            ToolCallStatus.UNKNOWN,
+            FailureCode.TOOL_OUTCOME_UNKNOWN,
+            f"the run ended ({failure.code}) before it was known what became of the call",
+        )
+    begun_text = "while it ran" if begun else "before it started"
+    return runtime_result(
+        ToolCallStatus.CANCELLED, failure.code, f"the run ended {begun_text}: {failure.reason}"
+    )
+
+
+def _effect(call: OpenCall, outcome: ToolOutcome) -> dict[str, JsonValue]:
+    return {
+        "tool_call_id": call.tool_call_id,
+        "tool": call.tool,
+        "status": outcome.result.status,
+        "external_ref": outcome.result.external_ref,
+    }
+
+
+async def finished_effects(core: Core, view: RunView) -> list[dict[str, JsonValue]]:
+    """Return the side effects of finished calls: what cannot be undone by cancelling (R-9.4)."""
+    rows = await core.reader.list_tool_calls(
+        view.facts.run_id, after=None, limit=CALLS_REPORTED_MAX
+    )
+    left = {ToolCallStatus.SUCCEEDED, ToolCallStatus.PARTIAL, ToolCallStatus.UNKNOWN}
+    return [
+        {
+            "tool_call_id": row.tool_call_id,
+            "tool": row.tool,
+            "status": row.status,
+            "external_ref": row.external_ref,
+        }
+        for row in rows
+        if is_side_effect(row.side_effect) and row.status in left
+    ]
+
+
+async def look_up_open(
+    view: RunView, tools: ToolRunner, timeout_s: float
+) -> dict[str, ToolOutcome]:
+    """Ask tools that can tell what became of calls that were begun and not ended."""
+    known: dict[str, ToolOutcome] = {}
+    for call in view.running_calls():
+        spec = tools.find(call.tool, call.version)
+        if spec is None or not spec.has_lookup:
+            continue
+        outcome = await tools.lookup(
+            invocation_of(view, call, spec_timeout_s=timeout_s, tools=tools)
+        )
+        if outcome is not None:
+            known[call.tool_call_id] = outcome
+    return known
+
+
+def invocation_of(
+    view: RunView, call: OpenCall, *, spec_timeout_s: float, tools: ToolRunner
+) -> ToolInvocation:
+    """Return how a call is handed to its tool. The call's tool must be found in `tools`."""
+    spec = tools.find(call.tool, call.version)
+    assert spec is not None
+    return ToolInvocation(
+        spec=spec,
+        args=call.args,
+        effect_key=call.effect_key,
+        tool_call_id=call.tool_call_id,
+        run_id=view.facts.run_id,
+        thread_id=view.facts.thread_id,
+        step_index=call.step_index,
+        execution=view.executions_of(call.tool_call_id).count,
+        context=view.facts.context,
+        caller=view.facts.caller,
+        timeout_s=spec_timeout_s,
+    )

@@ -1,0 +1,91 @@
+"""Group commit without timers: while one batch is being written the next gathers.
+
+One lane: batches go to the store one after another, at most one commit of a run in each. A
+commit's answer is its own; the batch is only how it travels.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import anyio
+
+from perdure.engine.core import Core
+from perdure.protocol.errors import PerdureError
+from perdure.protocol.states import TERMINAL
+from perdure.signals.ports import QUEUE_TOPIC, run_topic
+from perdure.store.commits import Commit, CommitResult, Committed
+
+
+@dataclass(slots=True)
+class _Waiting:
+    commit: Commit
+    done: anyio.Event = field(default_factory=anyio.Event)
+    result: CommitResult | None = None
+    error: PerdureError | None = None
+
+
+class Committer:
+    """The one way of a worker to the store's commit. `run` must be running meanwhile."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._queue: deque[_Waiting] = deque()
+        self._bell = anyio.Event()
+
+    async def commit(self, commit: Commit) -> CommitResult:
+        """Return the store's answer. Raises Unavailable or StoreFull when it gave none.
+
+        After Unavailable the outcome is unknown: send the same commit again.
+        """
+        waiting = _Waiting(commit)
+        self._queue.append(waiting)
+        self._bell.set()
+        await waiting.done.wait()
+        if waiting.error is not None:
+            raise waiting.error
+        assert waiting.result is not None
+        return waiting.result
+
+    async def run(self) -> None:
+        """Write batches until cancelled."""
+        while True:
+            if not self._queue:
+                self._bell = anyio.Event()
+                await self._bell.wait()
+            await self._write(self._take())
+
+    def _take(self) -> list[_Waiting]:
+        batch: list[_Waiting] = []
+        runs: set[str] = set()
+        later: list[_Waiting] = []
+        while self._queue and len(batch) < self._core.settings.commit_batch_max:
+            waiting = self._queue.popleft()
+            if waiting.commit.run_id in runs:
+                later.append(waiting)
+            else:
+                runs.add(waiting.commit.run_id)
+                batch.append(waiting)
+        self._queue.extendleft(reversed(later))
+        return batch
+
+    async def _write(self, batch: list[_Waiting]) -> None:
+        try:
+            results = await self._core.store.commit([waiting.commit for waiting in batch])
+        except PerdureError as error:
+            for waiting in batch:
+                waiting.error = error
+                waiting.done.set()
+            return
+        for waiting, result in zip(batch, results, strict=True):
+            waiting.result = result
+            waiting.done.set()
+        for waiting, result in zip(batch, results, strict=True):
+            if isinstance(result, Committed):
+                announce(self._core, waiting.commit)
+
+
+def announce(core: Core, commit: Commit) -> None:
+    """Wake those who follow the run, and workers when something became claimable."""
+    core.signals.publish(run_topic(commit.run_id))
+    if commit.ready_in_s == 0 or commit.hot.state in TERMINAL:
+        core.signals.publish(QUEUE_TOPIC)

@@ -1,0 +1,77 @@
+"""What a planner sees: a view of the run that grows by appending and is rebuilt from the log.
+
+The live attempt and recovery build it by the same fold, so that a recovered planner sees what an
+undisturbed one would have seen, byte for byte (R-7.3).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pydantic import JsonValue
+
+from perdure.protocol.events import PlanItem
+from perdure.protocol.failures import Failure
+from perdure.protocol.messages import Message
+from perdure.protocol.runs import Counters, RunFacts
+from perdure.protocol.states import ToolCallStatus
+from perdure.protocol.tools import ToolSpec
+
+
+@dataclass(slots=True, kw_only=True)
+class CallRecord:
+    """A tool call of a turn with its result. Large values are shown as references (R-5.9)."""
+
+    tool_call_id: str
+    planner_call_id: str | None
+    tool: str
+    args: JsonValue
+    status: ToolCallStatus
+    output: JsonValue = None
+    error: Failure | None = None
+    external_ref: str | None = None
+    done: str | None = None
+    not_done: str | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class AskRecord:
+    """A question the planner asked, with its answer."""
+
+    interrupt_id: str
+    key: str | None
+    title: str
+    outcome: str | None = None
+    answer: str | None = None
+    value: JsonValue = None
+    by: str | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Turn:
+    """One step as the planner sees it: what it said, called and asked; what it was told."""
+
+    step_index: int
+    text: str = ""
+    calls: list[CallRecord] = field(default_factory=list[CallRecord])
+    asks: list[AskRecord] = field(default_factory=list[AskRecord])
+    notes: list[Failure] = field(default_factory=list[Failure])
+
+
+@dataclass(slots=True, kw_only=True)
+class PlannerContext:
+    """Everything a decision may depend on.
+
+    `model_failures` counts failed model requests of this step; `tools` are those granted to the
+    agent; `messages` are the thread's messages before this run's input.
+    """
+
+    facts: RunFacts
+    input: JsonValue
+    messages: Sequence[Message]
+    turns: Sequence[Turn]
+    step_index: int
+    plan: Sequence[PlanItem]
+    state: JsonValue
+    usage: Counters
+    model_failures: int
+    tools: Sequence[ToolSpec]

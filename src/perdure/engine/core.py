@@ -1,0 +1,40 @@
+"""The engine's surroundings, handed down instead of imported: ports, clock, ids, settings."""
+
+from dataclasses import dataclass
+
+from perdure.engine.directory import AgentDirectory
+from perdure.engine.ports import Chance, Clock, Ids
+from perdure.signals.ports import Signals
+from perdure.store.ports import Reader, Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """Times and limits of the engine. Seconds unless the name says otherwise."""
+
+    lease_ttl_s: float = 30.0
+    heartbeat_s: float = 10.0
+    lease_margin_s: float = 3.0
+    poll_interval_s: float = 1.0
+    maintenance_interval_s: float = 1.0
+    runs_max: int = 64
+    tool_slots_max: int = 128
+    commit_batch_max: int = 128
+    tool_timeout_s: float = 60.0
+    cancel_grace_s: float = 5.0
+    drain_grace_s: float = 20.0
+    wait_poll_s: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Core:
+    """What every part of the engine works with."""
+
+    store: Store
+    reader: Reader
+    signals: Signals
+    clock: Clock
+    ids: Ids
+    chance: Chance
+    directory: AgentDirectory
+    settings: EngineSettings = EngineSettings()

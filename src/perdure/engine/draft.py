@@ -1,0 +1,199 @@
+"""Drafting a commit: events are applied to the view as they are added, rows beside them.
+
+When the store answers anything but Committed the view is stale and is loaded again; the draft is
+thrown away.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pydantic import JsonValue
+
+from perdure.engine.fold import snapshot_digest
+from perdure.engine.ports import Ids
+from perdure.engine.values import Kept, keep
+from perdure.engine.view import RunView
+from perdure.protocol.events import EventData, NewEvent, StateEvent, StepEvent
+from perdure.protocol.ids import CHECKPOINT, COMMIT
+from perdure.protocol.records import ToolCallRow
+from perdure.protocol.states import (
+    TERMINAL,
+    AttemptEnd,
+    InterruptKind,
+    ParkedOn,
+    RunState,
+    StepStatus,
+    Transition,
+    next_state,
+)
+from perdure.store.commits import (
+    CallUpdate,
+    Commit,
+    ExecutionEnd,
+    Guard,
+    HotUpdate,
+    InterruptClose,
+    NewArtifact,
+    NewBlob,
+    NewCheckpoint,
+    NewExecution,
+    NewInterrupt,
+    NewMessage,
+    StepChange,
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class Draft:
+    """A commit in the making, for a holder (`token`) or for a writer without the lease."""
+
+    view: RunView
+    ids: Ids
+    token: int | None
+    any_holder: bool = False
+    events: list[NewEvent] = field(default_factory=list[NewEvent])
+    steps: list[StepChange] = field(default_factory=list[StepChange])
+    new_calls: list[ToolCallRow] = field(default_factory=list[ToolCallRow])
+    call_updates: list[CallUpdate] = field(default_factory=list[CallUpdate])
+    new_executions: list[NewExecution] = field(default_factory=list[NewExecution])
+    execution_ends: list[ExecutionEnd] = field(default_factory=list[ExecutionEnd])
+    new_interrupts: list[NewInterrupt] = field(default_factory=list[NewInterrupt])
+    interrupt_closes: list[InterruptClose] = field(default_factory=list[InterruptClose])
+    messages: list[NewMessage] = field(default_factory=list[NewMessage])
+    artifacts: list[NewArtifact] = field(default_factory=list[NewArtifact])
+    blobs: list[NewBlob] = field(default_factory=list[NewBlob])
+    attempt_end: AttemptEnd | None = None
+    parked_on: ParkedOn | None = None
+    ready_in_s: float | None = None
+    close_in_s: float | None = None
+    with_checkpoint: bool = True
+    _from_state: RunState = field(init=False)
+    _from_seq: int = field(init=False)
+    _from_epoch: int = field(init=False)
+    _step_first: int | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        snapshot = self.view.snapshot
+        self._from_state = snapshot.state
+        self._from_seq = snapshot.last_seq
+        self._from_epoch = snapshot.cancel_epoch
+        self._step_first = None
+
+    def add(self, data: EventData) -> int:
+        """Add an event, apply it to the view, and return its seq."""
+        snapshot = self.view.snapshot
+        seq = snapshot.last_seq + 1
+        self.events.append(NewEvent(data=data, step_index=snapshot.step_index))
+        self.view.apply(seq, data)
+        return seq
+
+    def move(self, why: Transition, **fields: JsonValue | object) -> int:
+        """Add the `state` event of a transition and return its seq; IllegalTransition if none."""
+        state = self.view.snapshot.state
+        event = StateEvent.model_validate(
+            {"state": next_state(state, why), "from_state": state, "why": why, **fields}
+        )
+        return self.add(event)
+
+    def keep(self, value: JsonValue) -> Kept:
+        """Return a value as an event carries it, its blob noted. Raises TooLarge."""
+        kept = keep(value)
+        self.blobs.extend(kept.blobs)
+        return kept
+
+    def note_step(self, status: StepStatus) -> None:
+        """Record where the open step stands."""
+        snapshot = self.view.snapshot
+        self.steps = [
+            StepChange(
+                index=snapshot.step_index,
+                status=status,
+                first_seq=snapshot.step_first_seq or snapshot.last_seq,
+            )
+        ]
+
+    def end_step(self, status: Literal["succeeded", "failed", "cancelled"]) -> None:
+        """Add the `step` event that closes the open step."""
+        snapshot = self.view.snapshot
+        index, first = snapshot.step_index, snapshot.step_first_seq
+        last = self.add(StepEvent(index=index, status=status))
+        self.steps = [
+            StepChange(
+                index=index,
+                status=StepStatus(status),
+                first_seq=first or last,
+                last_seq=last,
+            )
+        ]
+
+    def release(self, end: AttemptEnd, parked_on: ParkedOn | None = None) -> None:
+        """Give the lease up in this commit."""
+        self.attempt_end = end
+        self.parked_on = parked_on
+
+    def build(self) -> Commit:
+        """Return the commit."""
+        snapshot = self.view.snapshot
+        checkpoint = self._checkpoint() if self.with_checkpoint and self.events else None
+        if checkpoint is not None:
+            self.view.checkpoint_seq = checkpoint.seq
+        return Commit(
+            run_id=self.view.facts.run_id,
+            commit_id=self.ids.new(COMMIT),
+            guard=Guard(
+                token=self.token,
+                epoch=self._from_epoch,
+                from_state=self._from_state,
+                expected_seq=self._from_seq,
+                any_holder=self.any_holder,
+            ),
+            hot=HotUpdate(
+                state=snapshot.state,
+                step_index=snapshot.step_index,
+                faults=self.view.faults,
+                parked_on=self.parked_on,
+                waiting_kind=self._waiting_kind(),
+                code=snapshot.code if snapshot.state is RunState.FAILED else None,
+                open_calls=len(snapshot.open_calls),
+                open_interrupts=len(snapshot.open_interrupts),
+                counters=self.view.counters(),
+                checkpoint_seq=self.view.checkpoint_seq,
+            ),
+            events=tuple(self.events),
+            steps=tuple(self.steps),
+            new_calls=tuple(self.new_calls),
+            call_updates=tuple(self.call_updates),
+            new_executions=tuple(self.new_executions),
+            execution_ends=tuple(self.execution_ends),
+            checkpoint=checkpoint,
+            new_interrupts=tuple(self.new_interrupts),
+            interrupt_closes=tuple(self.interrupt_closes),
+            messages=tuple(self.messages),
+            artifacts=tuple(self.artifacts),
+            blobs=tuple(self.blobs),
+            attempt_end=self.attempt_end,
+            ready_in_s=self.ready_in_s,
+            close_in_s=self.close_in_s,
+        )
+
+    def _checkpoint(self) -> NewCheckpoint:
+        snapshot = self.view.snapshot
+        return NewCheckpoint(
+            checkpoint_id=self.ids.new(CHECKPOINT),
+            seq=snapshot.last_seq,
+            parent_seq=self.view.checkpoint_seq,
+            step_index=snapshot.step_index,
+            agent_state=snapshot.agent_state,
+            digest=snapshot_digest(snapshot),
+        )
+
+    def _waiting_kind(self) -> InterruptKind | None:
+        if self.view.snapshot.state is not RunState.WAITING_HUMAN:
+            return None
+        kinds = [item.kind for item in self.view.snapshot.open_interrupts.values()]
+        return InterruptKind.AUTH if InterruptKind.AUTH in kinds else kinds[0]
+
+    @property
+    def ends_run(self) -> bool:
+        """Tell whether the commit brings the run to its end."""
+        return self.view.snapshot.state in TERMINAL

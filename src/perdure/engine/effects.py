@@ -1,0 +1,347 @@
+"""Running the tool calls of a step: durable before, recorded after, never twice in silence.
+
+A call's execution row is written in the commit before it is handed to its tool; whatever has
+finished is recorded in one commit; calls that this made runnable get their rows in the same
+commit. Within a step, tools that allow it run side by side; one that does not runs alone.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import anyio
+
+from perdure.engine.closing import invocation_of
+from perdure.engine.draft import Draft
+from perdure.engine.fold import OpenCall
+from perdure.engine.held import Finished, HeldRun
+from perdure.engine.planning import request_approval
+from perdure.engine.ports import ToolInvocation, ToolOutcome
+from perdure.engine.results import (
+    add_result,
+    add_retry,
+    ask_outcome,
+    end_execution,
+    runtime_result,
+)
+from perdure.engine.steps import settle
+from perdure.engine.view import RunView
+from perdure.protocol.codec import decode
+from perdure.protocol.events import TimeoutEvent
+from perdure.protocol.failures import FailureCode
+from perdure.protocol.records import ToolCallRow
+from perdure.protocol.states import ToolCallStatus
+from perdure.protocol.tools import ToolSpec
+from perdure.store.commits import CallUpdate, NewExecution
+
+
+@dataclass(slots=True, kw_only=True)
+class Effects:
+    """The calls of an attempt that run or have run."""
+
+    attempt: HeldRun
+    unrecorded: list[Finished] = field(default_factory=list[Finished])
+    in_flight: dict[str, ToolSpec] = field(default_factory=dict[str, ToolSpec])
+    retry_at: dict[str, float] = field(default_factory=dict[str, float])
+    _bell: anyio.Event = field(default_factory=anyio.Event)
+
+    @property
+    def _view(self) -> RunView:
+        return self.attempt.view
+
+    def forget_unwritten(self) -> None:
+        """Drop what a thrown-away draft had begun: only calls really in flight stay so."""
+        self.retry_at.clear()
+
+    async def act(self) -> None:
+        """Take an executing run one commit further."""
+        if self.unrecorded:
+            await self.work(await self._record())
+            return
+        lost = [
+            call for call in self._view.running_calls() if call.tool_call_id not in self.in_flight
+        ]
+        if lost:
+            for call in lost:
+                self.unrecorded.append(await self._clarify(call))
+            return
+        draft = self.attempt.draft()
+        dispatched = self.dispatch(draft)
+        if not dispatched and not self.in_flight:
+            settle(draft, retry_in_s=self._retry_in_s())
+        if await self.attempt.commit(draft):
+            await self.work(dispatched)
+
+    def dispatch(self, draft: Draft) -> list[OpenCall]:
+        """Draft the execution rows of the calls that can run at once; return these calls."""
+        chosen = self._choose(draft)
+        created = {row.tool_call_id: place for place, row in enumerate(draft.new_calls)}
+        for call in chosen:
+            executions = draft.view.executions_of(call.tool_call_id)
+            spent = call.outcome_retry_id if executions.count else call.approval_id
+            executions.count += 1
+            executions.running = True
+            draft.new_executions.append(
+                NewExecution(
+                    tool_call_id=call.tool_call_id,
+                    number=executions.count,
+                    args_digest=call.args_digest,
+                    approval_id=spent,
+                )
+            )
+            place = created.get(call.tool_call_id)
+            if place is None:
+                draft.call_updates.append(
+                    CallUpdate(tool_call_id=call.tool_call_id, status=ToolCallStatus.RUNNING)
+                )
+            else:
+                draft.new_calls[place] = _running(draft.new_calls[place])
+        return chosen
+
+    def _choose(self, draft: Draft) -> list[OpenCall]:
+        view, tools = draft.view, self.attempt.around.tools
+        if view.snapshot.cancel_epoch > 0 or draft.attempt_end is not None:
+            return []
+        free = max(int(self.attempt.around.slots.available_tokens), 1)
+        alone = any(not spec.parallel for spec in self.in_flight.values())
+        now = self.attempt.around.core.clock.monotonic()
+        chosen: list[OpenCall] = []
+        for call in view.runnable_calls():
+            if alone or len(chosen) >= free:
+                break
+            if self.retry_at.get(call.tool_call_id, 0) > now:
+                continue
+            spec = tools.find(call.tool, call.version)
+            if spec is None:
+                self._no_tool(draft, call)
+                continue
+            if _approval_is_stale(call, spec):
+                self._ask_again(draft, call, spec)
+                continue
+            if not spec.parallel and (chosen or self.in_flight):
+                break
+            chosen.append(call)
+            alone = not spec.parallel
+        return chosen
+
+    def _no_tool(self, draft: Draft, call: OpenCall) -> None:
+        outcome = runtime_result(
+            ToolCallStatus.FAILED,
+            FailureCode.TOOL_NOT_FOUND,
+            f"this worker has no {call.tool} of version {call.version}",
+        )
+        add_result(draft, call, outcome, by="runtime")
+
+    def _ask_again(self, draft: Draft, call: OpenCall, spec: ToolSpec) -> None:
+        """The tool changed after it was approved: the approval no longer counts."""
+        judge = self.attempt.judge
+        decision = judge.policy.judge(judge.agent, draft.view.facts, spec, call.args)
+        request_approval(draft, call.tool_call_id, spec, decision)
+
+    async def work(self, calls: list[OpenCall]) -> None:
+        """Run calls, and what they make runnable, until none is in flight."""
+        while calls:
+            if len(calls) == 1:
+                await self._run(calls[0])
+                calls = await self._record()
+            else:
+                await self._run_side_by_side(calls)
+                calls = []
+
+    async def _run_side_by_side(self, calls: list[OpenCall]) -> None:
+        async with anyio.create_task_group() as group:
+            for call in calls:
+                self._begin(call)
+                group.start_soon(self._run, call)
+            while self.in_flight or self.unrecorded:
+                if not self.unrecorded:
+                    self._bell = anyio.Event()
+                    await self._wait_for_news()
+                for call in await self._record():
+                    self._begin(call)
+                    group.start_soon(self._run, call)
+
+    async def _wait_for_news(self) -> None:
+        """Wait for a call to end; while questions are open, look for answers now and then."""
+        if not self._view.snapshot.open_interrupts:
+            await self._bell.wait()
+            return
+        with anyio.move_on_after(self.attempt.around.core.settings.poll_interval_s):
+            await self._bell.wait()
+            return
+        await self.attempt.look_for_answers()
+
+    def _begin(self, call: OpenCall) -> None:
+        spec = self.attempt.around.tools.find(call.tool, call.version)
+        assert spec is not None
+        self.in_flight[call.tool_call_id] = spec
+
+    async def _run(self, call: OpenCall) -> None:
+        """Run one call to its outcome and note it."""
+        self._begin(call)
+        around = self.attempt.around
+        number = self._view.executions_of(call.tool_call_id).count
+        try:
+            await self._fetch_args(call)
+            spec = self.in_flight[call.tool_call_id]
+            invocation = invocation_of(
+                self._view, call, spec_timeout_s=self._timeout_s(spec), tools=around.tools
+            )
+            async with around.slots:
+                self.attempt.check_lease()
+                outcome = await around.tools.invoke(
+                    _with_late(invocation, lambda late: self._came_late(call, number, late))
+                )
+            self.unrecorded.append(Finished(call=call, execution=number, outcome=outcome))
+        finally:
+            self.in_flight.pop(call.tool_call_id, None)
+            self._bell.set()
+
+    async def _fetch_args(self, call: OpenCall) -> None:
+        if call.args_ref is None or call.args is not None:
+            return
+        tenant = self._view.facts.tenant_id
+        data = await self.attempt.around.core.reader.read_blob(tenant, call.args_ref.digest)
+        if data is None:
+            raise LookupError(f"the arguments {call.args_ref.digest} are not stored")
+        call.args = decode(data)
+
+    def _timeout_s(self, spec: ToolSpec) -> float:
+        own = spec.timeout_s or self._view.facts.options.timeouts.tool_s
+        return own or self.attempt.around.core.settings.tool_timeout_s
+
+    def _came_late(self, call: OpenCall, execution: int, outcome: ToolOutcome) -> None:
+        """Take the result of an execution that was given up: evidence, or a closing's result."""
+        finished = Finished(call=call, execution=execution, outcome=outcome)
+        open_still = call.tool_call_id in self._view.snapshot.open_calls
+        if self.attempt.lease.stopped is not None and open_still and not self.attempt.released:
+            self.unrecorded.append(finished)
+        else:
+            self.attempt.around.on_late(finished, self._view, self.attempt.lease)
+
+    async def _clarify(self, call: OpenCall) -> Finished:
+        """Find out about an execution whose worker is gone (R-5.7)."""
+        number = self._view.executions_of(call.tool_call_id).count
+        tools = self.attempt.around.tools
+        spec = tools.find(call.tool, call.version)
+        if spec is not None and spec.has_lookup:
+            await self._fetch_args(call)
+            self.attempt.check_lease()
+            known = await tools.lookup(
+                invocation_of(self._view, call, spec_timeout_s=self._timeout_s(spec), tools=tools)
+            )
+            if known is not None:
+                return Finished(call=call, execution=number, outcome=known, source="lookup")
+        reason = "the worker was lost while the call ran"
+        outcome = runtime_result(ToolCallStatus.UNKNOWN, FailureCode.TOOL_OUTCOME_UNKNOWN, reason)
+        return Finished(call=call, execution=number, outcome=outcome, source="lost")
+
+    async def _record(self) -> list[OpenCall]:
+        """Commit what has finished; return the calls that were dispatched by the same commit."""
+        batch = [await self._looked_up(item) for item in self.unrecorded]
+        self.unrecorded = batch
+        draft = self.attempt.draft()
+        for item in batch:
+            if item.call.tool_call_id in draft.view.snapshot.open_calls:
+                self._draft_finished(draft, item)
+        dispatched = self.dispatch(draft)
+        if not dispatched and not self.in_flight:
+            settle(draft, retry_in_s=self._retry_in_s())
+        elif not dispatched and not batch:
+            return []
+        if not await self.attempt.commit(draft):
+            return []
+        done = {id(item) for item in batch}
+        self.unrecorded = [item for item in self.unrecorded if id(item) not in done]
+        return dispatched
+
+    async def _looked_up(self, item: Finished) -> Finished:
+        """Ask the tool once more when its execution ended with an unknown outcome."""
+        if item.outcome.result.status is not ToolCallStatus.UNKNOWN or item.source != "tool":
+            return item
+        tools = self.attempt.around.tools
+        spec = tools.find(item.call.tool, item.call.version)
+        if spec is None or not spec.has_lookup:
+            return item
+        known = await tools.lookup(
+            invocation_of(self._view, item.call, spec_timeout_s=self._timeout_s(spec), tools=tools)
+        )
+        if known is None:
+            return item
+        return Finished(call=item.call, execution=item.execution, outcome=known, source="lookup")
+
+    def _draft_finished(self, draft: Draft, item: Finished) -> None:
+        """Draft a result, another try, or the question what happened."""
+        call = draft.view.snapshot.open_calls[item.call.tool_call_id]
+        result = item.outcome.result
+        spec = self.attempt.around.tools.find(call.tool, call.version)
+        if result.status is ToolCallStatus.TIMED_OUT and spec is not None:
+            draft.add(
+                TimeoutEvent(
+                    subject="tool",
+                    limit_ms=round(self._timeout_s(spec) * 1000),
+                    tool_call_id=call.tool_call_id,
+                )
+            )
+        if result.status is ToolCallStatus.UNKNOWN:
+            self._draft_unknown(draft, call, item, spec)
+            return
+        delay_s = self._retry_delay_s(call, item.outcome, spec)
+        if delay_s is not None:
+            add_retry(draft, call, item.outcome, delay_s)
+            self.retry_at[call.tool_call_id] = self.attempt.around.core.clock.monotonic() + delay_s
+            return
+        add_result(draft, call, item.outcome, by="lookup" if item.source == "lookup" else "tool")
+
+    def _draft_unknown(
+        self, draft: Draft, call: OpenCall, item: Finished, spec: ToolSpec | None
+    ) -> None:
+        error = item.outcome.result.error
+        reason = error.reason if error is not None else "the outcome is not known"
+        if call.repeatable and spec is not None and self._may_repeat(draft.view, call):
+            end_execution(draft, call, ToolCallStatus.UNKNOWN)
+            return
+        if spec is not None and spec.unknown_outcome == "tell_planner":
+            add_result(draft, call, item.outcome, by="runtime")
+            return
+        ask_outcome(draft, call, reason)
+
+    def _may_repeat(self, view: RunView, call: OpenCall) -> bool:
+        limit = view.facts.options.max_attempts * 2 + 2
+        return view.executions_of(call.tool_call_id).count < limit
+
+    def _retry_delay_s(
+        self, call: OpenCall, outcome: ToolOutcome, spec: ToolSpec | None
+    ) -> float | None:
+        """Return the wait before another try, or None when the outcome is final (R-10.1)."""
+        result = outcome.result
+        failed = {ToolCallStatus.FAILED, ToolCallStatus.TIMED_OUT}
+        if spec is None or result.status not in failed or not call.repeatable:
+            return None
+        retryable = result.error is not None and result.error.retryable
+        if not retryable or call.failed_executions + 1 >= spec.retry.attempts_max:
+            return None
+        return spec.retry.delay_s(
+            call.failed_executions + 1, self.attempt.around.core.chance.random()
+        )
+
+    def _retry_in_s(self) -> float:
+        now = self.attempt.around.core.clock.monotonic()
+        waits = [
+            self.retry_at.get(call_id, now) - now for call_id in self._view.snapshot.open_calls
+        ]
+        return max(0.0, min(waits, default=0.0))
+
+
+def _running(row: ToolCallRow) -> ToolCallRow:
+    return replace(row, status=ToolCallStatus.RUNNING)
+
+
+def _approval_is_stale(call: OpenCall, spec: ToolSpec) -> bool:
+    approved = call.approved_definition
+    return approved is not None and approved != spec.definition_digest
+
+
+def _with_late(
+    invocation: ToolInvocation, on_late: Callable[[ToolOutcome], None]
+) -> ToolInvocation:
+    return replace(invocation, on_late=on_late)

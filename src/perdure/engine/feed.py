@@ -1,0 +1,73 @@
+"""Following a run: read after the cursor, find nothing, wait for a hint or the poll, read again.
+
+There is no second code path for "live" (R-6.4, R-6.6). A cursor holds no connection and no lock
+while it waits, and never starts, changes or holds the run.
+"""
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import anyio
+
+from perdure.engine.core import Core
+from perdure.protocol.errors import HistoryReset, NotFound
+from perdure.protocol.events import RecordedEvent
+from perdure.protocol.states import TERMINAL
+from perdure.signals.ports import Wakeup, run_topic
+
+
+class Cursor:
+    """A place in a run's log that moves forward as it is read."""
+
+    def __init__(self, core: Core, run_id: str, seq: int, wakeup: Wakeup) -> None:
+        self._core = core
+        self._run_id = run_id
+        self._wakeup = wakeup
+        self.seq = seq
+        self.ended = False
+        """True once the terminal event has been passed and nothing is after it."""
+
+    async def read(self, *, wait_s: float, limit: int = 100) -> list[RecordedEvent]:
+        """Return the next events, at once if there are any; [] after `wait_s` without one.
+
+        After `ended` it returns [] at once.
+        """
+        give_up = self._core.clock.monotonic() + wait_s
+        while True:
+            page = await self._page(limit)
+            left = give_up - self._core.clock.monotonic()
+            if page or self.ended or left <= 0:
+                return page
+            with anyio.move_on_after(min(left, self._core.settings.poll_interval_s)):
+                await self._wakeup.wait()
+
+    async def _page(self, limit: int) -> list[RecordedEvent]:
+        page = await self._core.reader.events_after(self._run_id, self.seq, limit=limit)
+        if page:
+            self.seq = page[-1].seq
+        if len(page) < limit:
+            await self._look_for_end(page)
+        return page
+
+    async def _look_for_end(self, page: list[RecordedEvent]) -> None:
+        """An empty page, or one with the terminal event, may be the last: ask the run's row."""
+        if page and not any(event.type == "state" for event in page):
+            return
+        row = await self._core.reader.find_run(None, self._run_id)
+        if row is None or (row.hot.state in TERMINAL and self.seq >= row.hot.last_seq):
+            self.ended = True
+
+
+@asynccontextmanager
+async def follow(core: Core, run_id: str, after: int) -> AsyncGenerator[Cursor]:
+    """Open a cursor behind seq `after`.
+
+    Raises NotFound for an unknown run, HistoryReset when `after` is beyond the log.
+    """
+    row = await core.reader.find_run(None, run_id)
+    if row is None:
+        raise NotFound("no such run", field="run_id")
+    if after > row.hot.last_seq:
+        raise HistoryReset("the cursor is beyond the log", details={"last_seq": row.hot.last_seq})
+    async with core.signals.subscribe(run_topic(run_id)) as wakeup:
+        yield Cursor(core, run_id, after, wakeup)

@@ -1,0 +1,357 @@
+"""The reducer: a run's log folded into a snapshot (R-7.7).
+
+The live attempt, recovery and `perdure verify` use this one function, so a snapshot that differs
+from its recorded digest means that the log or the checkpoint was damaged. The snapshot covers
+what decision 25 lists; leases, times and metadata are outside. Folding one event costs the same
+at the thousandth step as at the first: finished calls enter as a running hash.
+"""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import JsonValue
+
+from perdure.protocol.codec import canonical, digest
+from perdure.protocol.events import (
+    ActionEvent,
+    ApprovalRequestEvent,
+    ArtifactEvent,
+    AttemptEvent,
+    CancelEvent,
+    CustomEvent,
+    ErrorEvent,
+    EventData,
+    InterruptEvent,
+    ModelEvent,
+    PlanEvent,
+    PlanItem,
+    ResultEvent,
+    ResumeEvent,
+    RetryEvent,
+    StateEvent,
+    StepEvent,
+    Unknown,
+)
+from perdure.protocol.failures import Failure, FailureCode
+from perdure.protocol.states import (
+    Answer,
+    CancelAction,
+    InterruptKind,
+    OnExpiry,
+    RunState,
+    SideEffect,
+    ToolCallStatus,
+    Transition,
+)
+from perdure.protocol.values import BlobRef
+
+STATE_EVENT_NAME = "perdure.state"
+"""Name of the custom event that carries a new value of the agent's own state."""
+
+CORRECTABLE = frozenset(
+    {
+        FailureCode.TOOL_ARGUMENT_INVALID,
+        FailureCode.TOOL_NOT_FOUND,
+        FailureCode.OUTPUT_INVALID,
+    }
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class OpenCall:
+    """A tool call without a result. `args` are the effective ones (edited or as requested)."""
+
+    tool_call_id: str
+    planner_call_id: str | None
+    step_index: int
+    ordinal: int
+    tool: str
+    version: str | None
+    args: JsonValue
+    args_ref: BlobRef | None
+    args_digest: str
+    effect_key: str
+    side_effect: SideEffect | None
+    repeatable: bool
+    status: ToolCallStatus
+    approval_id: str | None = None
+    approved_definition: str | None = None
+    failed_executions: int = 0
+    outcome_retry_id: str | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class OpenInterrupt:
+    """A question without an answer."""
+
+    interrupt_id: str
+    kind: InterruptKind
+    tool_call_id: str | None
+    key: str | None
+    on_expiry: OnExpiry
+    answer_schema: dict[str, JsonValue] | None = None
+    approvers: tuple[str, ...] = ()
+
+
+@dataclass(slots=True, kw_only=True)
+class RunSnapshot:
+    """What a run's log says of the run. Changed in place by `fold`, one event at a time."""
+
+    state: RunState = RunState.PENDING
+    code: FailureCode | None = None
+    step_index: int = 0
+    step_open: bool = False
+    step_first_seq: int | None = None
+    last_seq: int = 0
+    attempt: int = 0
+    cancel_epoch: int = 0
+    cancel_action: CancelAction | None = None
+    open_calls: dict[str, OpenCall] = field(default_factory=dict[str, OpenCall])
+    open_interrupts: dict[str, OpenInterrupt] = field(default_factory=dict[str, OpenInterrupt])
+    finished_calls: int = 0
+    history: str = ""
+    plan: tuple[PlanItem, ...] = ()
+    plan_revision: int = 0
+    model_calls: int = 0
+    tool_calls: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cost: float = 0.0
+    retries: int = 0
+    model_failures: int = 0
+    corrections: int = 0
+    invalid_in_step: bool = False
+    valid_in_step: bool = False
+    repeats: dict[str, int] = field(default_factory=dict[str, int])
+    rejected: str | None = None
+    artifacts: dict[str, int] = field(default_factory=dict[str, int])
+    agent_state: JsonValue = None
+    agent_state_digest: str = ""
+    history_position: int | None = None
+    last_failure: Failure | None = None
+
+
+def fold(snapshot: RunSnapshot, seq: int, data: EventData | Unknown) -> None:
+    """Apply the event at `seq`. Raises OutOfOrder when it is not the next one."""
+    if seq != snapshot.last_seq + 1:
+        raise OutOfOrder(f"event {seq} follows event {snapshot.last_seq}")
+    snapshot.last_seq = seq
+    folder = _FOLDERS.get(type(data))
+    if folder is not None:
+        folder(snapshot, data)
+
+
+class OutOfOrder(ValueError):
+    """An event is missing or doubled: the log is damaged."""
+
+
+def _fold_state(snapshot: RunSnapshot, data: StateEvent) -> None:
+    snapshot.state = data.state
+    if data.why is Transition.PLAN_READY:
+        snapshot.step_open = True
+        snapshot.step_first_seq = snapshot.step_first_seq or snapshot.last_seq
+    if data.failure is not None:
+        snapshot.code = data.failure.code
+    if data.history_position is not None:
+        snapshot.history_position = data.history_position
+
+
+def _fold_action(snapshot: RunSnapshot, data: ActionEvent) -> None:
+    snapshot.tool_calls += 1
+    repeat = f"{data.tool}:{data.args_digest}"
+    snapshot.repeats[repeat] = snapshot.repeats.get(repeat, 0) + 1
+    snapshot.open_calls[data.tool_call_id] = OpenCall(
+        tool_call_id=data.tool_call_id,
+        planner_call_id=data.planner_call_id,
+        step_index=snapshot.step_index,
+        ordinal=data.ordinal,
+        tool=data.tool,
+        version=data.version,
+        args=data.args,
+        args_ref=data.args_ref,
+        args_digest=data.args_digest,
+        effect_key=data.effect_key,
+        side_effect=data.side_effect,
+        repeatable=data.repeatable,
+        status=data.status,
+    )
+
+
+def _fold_result(snapshot: RunSnapshot, data: ResultEvent) -> None:
+    snapshot.open_calls.pop(data.tool_call_id, None)
+    snapshot.finished_calls += 1
+    if data.error is not None and data.error.code in CORRECTABLE:
+        snapshot.invalid_in_step = True
+    else:
+        snapshot.valid_in_step = True
+    _chain(snapshot, "result", data.tool_call_id, data.status, data.output_digest)
+
+
+def _fold_question(snapshot: RunSnapshot, data: ApprovalRequestEvent | InterruptEvent) -> None:
+    if isinstance(data, ApprovalRequestEvent):
+        opened = OpenInterrupt(
+            interrupt_id=data.approval_id,
+            kind=InterruptKind.APPROVAL,
+            tool_call_id=data.tool_call_id,
+            key=None,
+            on_expiry=data.on_expiry,
+            approvers=data.approvers,
+        )
+        call = snapshot.open_calls.get(data.tool_call_id)
+        if call is not None:
+            call.approval_id = data.approval_id
+            call.approved_definition = data.definition_digest
+            call.status = ToolCallStatus.AWAITING_APPROVAL
+    else:
+        opened = OpenInterrupt(
+            interrupt_id=data.interrupt_id,
+            kind=data.kind,
+            tool_call_id=data.tool_call_id,
+            key=data.key,
+            on_expiry=data.on_expiry,
+            answer_schema=data.answer_schema,
+        )
+        call = snapshot.open_calls.get(data.tool_call_id or "")
+        if call is not None:
+            call.status = ToolCallStatus.RUNNING
+    snapshot.open_interrupts[opened.interrupt_id] = opened
+
+
+def _fold_resume(snapshot: RunSnapshot, data: ResumeEvent) -> None:
+    question = snapshot.open_interrupts.pop(data.interrupt_id, None)
+    _chain(snapshot, "resume", data.interrupt_id, data.outcome, data.answer)
+    if data.outcome == "answered" and data.answer == Answer.REJECT:
+        snapshot.rejected = data.interrupt_id
+    call = snapshot.open_calls.get(data.tool_call_id or "")
+    if question is None or call is None or data.outcome != "answered":
+        return
+    if question.kind is InterruptKind.OUTCOME and data.answer == Answer.RETRY:
+        call.outcome_retry_id = data.interrupt_id
+        call.status = ToolCallStatus.PROPOSED
+    if question.kind is InterruptKind.APPROVAL and data.answer in {Answer.APPROVE, Answer.EDIT}:
+        call.status = ToolCallStatus.PROPOSED
+    if data.answer == Answer.EDIT and data.effective_digest is not None:
+        call.args = data.effective_args
+        call.args_ref = None
+        call.args_digest = data.effective_digest
+
+
+def _fold_model(snapshot: RunSnapshot, data: ModelEvent) -> None:
+    snapshot.step_first_seq = snapshot.step_first_seq or snapshot.last_seq
+    snapshot.model_calls += 1
+    snapshot.input_tokens += data.usage.input_tokens
+    snapshot.output_tokens += data.usage.output_tokens
+    snapshot.cost += data.usage.cost
+
+
+def _fold_step(snapshot: RunSnapshot, data: StepEvent) -> None:
+    snapshot.step_open = False
+    snapshot.step_first_seq = None
+    snapshot.step_index = data.index + 1
+    snapshot.model_failures = 0
+    invalid = snapshot.invalid_in_step and not snapshot.valid_in_step
+    snapshot.corrections = snapshot.corrections + 1 if invalid else 0
+    snapshot.invalid_in_step = snapshot.valid_in_step = False
+
+
+def _fold_retry(snapshot: RunSnapshot, data: RetryEvent) -> None:
+    snapshot.retries += 1
+    snapshot.last_failure = data.failure
+    if data.subject == "model":
+        snapshot.model_failures += 1
+    call = snapshot.open_calls.get(data.tool_call_id or "")
+    if call is not None:
+        call.failed_executions = data.failed
+
+
+def _fold_cancel(snapshot: RunSnapshot, data: CancelEvent) -> None:
+    snapshot.cancel_epoch = data.epoch
+    snapshot.cancel_action = data.action
+
+
+def _fold_attempt(snapshot: RunSnapshot, data: AttemptEvent) -> None:
+    snapshot.attempt = data.attempt
+
+
+def _fold_plan(snapshot: RunSnapshot, data: PlanEvent) -> None:
+    snapshot.plan = tuple(data.items)
+    snapshot.plan_revision = data.revision
+
+
+def _fold_artifact(snapshot: RunSnapshot, data: ArtifactEvent) -> None:
+    snapshot.artifacts[data.name] = data.version
+
+
+def _fold_error(snapshot: RunSnapshot, data: ErrorEvent) -> None:
+    snapshot.last_failure = data.failure
+    if data.failure.code in CORRECTABLE:
+        snapshot.invalid_in_step = True
+
+
+def _fold_custom(snapshot: RunSnapshot, data: CustomEvent) -> None:
+    if data.name == STATE_EVENT_NAME:
+        snapshot.agent_state = data.value
+        snapshot.agent_state_digest = digest(data.value)
+
+
+_FOLDERS: dict[type, Callable[[RunSnapshot, Any], None]] = {
+    StateEvent: _fold_state,
+    ActionEvent: _fold_action,
+    ResultEvent: _fold_result,
+    ApprovalRequestEvent: _fold_question,
+    InterruptEvent: _fold_question,
+    ResumeEvent: _fold_resume,
+    ModelEvent: _fold_model,
+    StepEvent: _fold_step,
+    RetryEvent: _fold_retry,
+    CancelEvent: _fold_cancel,
+    AttemptEvent: _fold_attempt,
+    PlanEvent: _fold_plan,
+    ArtifactEvent: _fold_artifact,
+    ErrorEvent: _fold_error,
+    CustomEvent: _fold_custom,
+}
+"""The event types a snapshot depends on; all others only move its `last_seq`."""
+
+
+def _chain(snapshot: RunSnapshot, *parts: str | None) -> None:
+    text = "\x1f".join([snapshot.history, *[part or "" for part in parts]])
+    snapshot.history = hashlib.sha256(text.encode()).hexdigest()
+
+
+def snapshot_digest(snapshot: RunSnapshot) -> str:
+    """Return the SHA-256 that a checkpoint at this place of the log carries."""
+    view: list[JsonValue] = [
+        snapshot.last_seq,
+        snapshot.state,
+        snapshot.code,
+        snapshot.step_index,
+        snapshot.step_open,
+        snapshot.attempt,
+        snapshot.cancel_epoch,
+        snapshot.finished_calls,
+        snapshot.history,
+        snapshot.plan_revision,
+        [item.text + item.status for item in snapshot.plan],
+        snapshot.model_calls,
+        snapshot.tool_calls,
+        snapshot.input_tokens,
+        snapshot.output_tokens,
+        repr(snapshot.cost),
+        snapshot.retries,
+        snapshot.agent_state_digest,
+        [
+            [call.tool_call_id, call.status, call.args_digest, call.effect_key]
+            for call in snapshot.open_calls.values()
+        ],
+        [[question.interrupt_id, question.kind] for question in snapshot.open_interrupts.values()],
+        dict(snapshot.artifacts),
+    ]
+    return hashlib.sha256(canonical(view)).hexdigest()
+
+
+def is_side_effect(effect: SideEffect | None) -> bool:
+    """Tell whether a tool of this class leaves something in the world."""
+    return effect is not None and effect is not SideEffect.READ

@@ -1,0 +1,169 @@
+"""Renewing the leases of a worker, all in one statement (decision 16).
+
+`LoopHeartbeat` runs on the engine's loop: for stores whose writer puts renewals first.
+`ThreadHeartbeat` has a thread, a loop and thereby a connection of its own: a busy engine loop
+delays no renewal, and one that shows no pulse for half a lease gets none.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+import anyio
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from perdure.engine.core import Core
+from perdure.protocol.errors import PerdureError
+from perdure.store.commits import LeaseKey, Renewal
+
+log = logging.getLogger(__name__)
+
+
+class Holder(Protocol):
+    """A worker, as its heartbeat sees it."""
+
+    worker_id: str
+
+    def lease_keys(self) -> list[LeaseKey]:
+        """Return the leases to renew; called from any thread."""
+        ...
+
+    def renewed(self, run_id: str, *, held: bool, epoch: int, valid_until: float) -> None:
+        """Take one answer; called on the engine's loop."""
+        ...
+
+    def stop_expired(self) -> None:
+        """Stop what is no longer trusted; called on the engine's loop."""
+        ...
+
+
+class Heartbeat(Protocol):
+    """Keeps a worker's leases alive."""
+
+    async def run(self, holder: Holder) -> None:
+        """Beat until cancelled."""
+        ...
+
+    def beat_now(self) -> None:
+        """Beat once soon, whatever the interval; called on the engine's loop."""
+        ...
+
+
+async def _renew(core: Core, holder: Holder) -> tuple[list[Renewal], float]:
+    """Renew all leases; return the answers and until when the held ones are trusted."""
+    settings = core.settings
+    valid_until = core.clock.monotonic() + settings.lease_ttl_s - settings.lease_margin_s
+    keys = holder.lease_keys()
+    if not keys:
+        return [], valid_until
+    try:
+        answers = await core.store.renew_leases(holder.worker_id, keys, settings.lease_ttl_s)
+    except PerdureError as error:
+        log.warning("heartbeat failed: %s", error)
+        return [], valid_until
+    return answers, valid_until
+
+
+def _deliver(holder: Holder, answers: list[Renewal], valid_until: float) -> None:
+    for answer in answers:
+        holder.renewed(
+            answer.run_id,
+            held=answer.held,
+            epoch=answer.cancel_epoch,
+            valid_until=valid_until,
+        )
+    holder.stop_expired()
+
+
+class LoopHeartbeat:
+    """Beats on the engine's own loop."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._bell = anyio.Event()
+
+    def beat_now(self) -> None:
+        """Beat once soon."""
+        self._bell.set()
+
+    async def run(self, holder: Holder) -> None:
+        """Beat until cancelled."""
+        while True:
+            with anyio.move_on_after(self._core.settings.heartbeat_s):
+                await self._bell.wait()
+            self._bell = anyio.Event()
+            answers, valid_until = await _renew(self._core, holder)
+            _deliver(holder, answers, valid_until)
+
+
+class ThreadHeartbeat:
+    """Beats on a thread of its own, as long as the engine's loop shows a pulse."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._pulse = core.clock.monotonic()
+        self._beat_soon: Callable[[], None] = lambda: None
+
+    def beat_now(self) -> None:
+        """Beat once soon."""
+        self._beat_soon()
+
+    async def run(self, holder: Holder) -> None:
+        """Show the engine's pulse to the beating thread until cancelled."""
+        settings = self._core.settings
+        engine_loop = asyncio.get_running_loop()
+        with start_blocking_portal() as portal:
+            beats = _Beats(self._core, holder, engine_loop, self._is_alive)
+            self._beat_soon = lambda: _ring(portal, beats)
+            done = portal.start_task_soon(beats.run)
+            try:
+                while True:
+                    self._pulse = self._core.clock.monotonic()
+                    holder.stop_expired()
+                    await anyio.sleep(min(1.0, settings.lease_ttl_s / 10))
+            finally:
+                self._beat_soon = lambda: None
+                done.cancel()
+
+    def _is_alive(self) -> bool:
+        silent = self._core.clock.monotonic() - self._pulse
+        return silent < self._core.settings.lease_ttl_s / 2
+
+
+def _ring(portal: BlockingPortal, beats: "_Beats") -> None:
+    portal.start_task_soon(beats.ring)
+
+
+class _Beats:
+    """The loop in the heartbeat's thread."""
+
+    def __init__(
+        self,
+        core: Core,
+        holder: Holder,
+        engine_loop: asyncio.AbstractEventLoop,
+        is_alive: Callable[[], bool],
+    ) -> None:
+        self._core = core
+        self._holder = holder
+        self._engine_loop = engine_loop
+        self._bell = anyio.Event()
+        self._is_alive = is_alive
+
+    def ring(self) -> None:
+        self._bell.set()
+
+    async def run(self) -> None:
+        while True:
+            with anyio.move_on_after(self._core.settings.heartbeat_s):
+                await self._bell.wait()
+            self._bell = anyio.Event()
+            await self._beat()
+
+    async def _beat(self) -> None:
+        if not self._is_alive():
+            log.error("the engine's loop shows no pulse; its leases are not renewed")
+            return
+        answers, valid_until = await _renew(self._core, self._holder)
+        self._engine_loop.call_soon_threadsafe(_deliver, self._holder, answers, valid_until)

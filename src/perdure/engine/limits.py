@@ -1,0 +1,65 @@
+"""What a run may use, checked before it is spent (R-4.3, R-4.4)."""
+
+from perdure.engine.core import Core
+from perdure.engine.view import RunView
+from perdure.protocol.failures import Failure, FailureCode, Stage
+
+
+def before_planning(core: Core, view: RunView, started_at_s: float) -> Failure | None:
+    """Return why the run may not take another step; None when it may.
+
+    `started_at_s` is how long the run has worked so far, in seconds of its own time.
+    """
+    options, snapshot = view.facts.options, view.snapshot
+    if snapshot.step_index >= options.max_steps:
+        return Failure(
+            code=FailureCode.MAX_STEPS,
+            reason=f"the run has taken its {options.max_steps} steps",
+            stage=Stage.PLANNING,
+        )
+    budget = options.budget
+    spent = (
+        ("model_calls", snapshot.model_calls, budget.model_calls),
+        ("tokens", snapshot.input_tokens + snapshot.output_tokens, budget.tokens),
+        ("output_tokens", snapshot.output_tokens, budget.output_tokens),
+        ("cost", snapshot.cost, budget.cost),
+        ("wall_time_s", started_at_s, budget.wall_time_s),
+    )
+    for name, used, limit in spent:
+        if limit is not None and used >= limit:
+            return _over_budget(name, used, limit)
+    return None
+
+
+def calls_left(view: RunView) -> int | None:
+    """Return how many more tool calls the budget allows; None without a limit."""
+    limit = view.facts.options.budget.tool_calls
+    return None if limit is None else max(0, limit - view.snapshot.tool_calls)
+
+
+def calls_used_up(view: RunView) -> Failure:
+    """Return the failure of a run that asks for a call when none is left."""
+    limit = view.facts.options.budget.tool_calls or 0
+    return _over_budget("tool_calls", view.snapshot.tool_calls, limit)
+
+
+def repeated(view: RunView, tool: str, args_digest: str) -> Failure | None:
+    """Return LOOP_DETECTED when a call was made too often with the same arguments."""
+    limit = view.facts.options.loop_limit
+    if view.snapshot.repeats.get(f"{tool}:{args_digest}", 0) < limit:
+        return None
+    return Failure(
+        code=FailureCode.LOOP_DETECTED,
+        reason=f"{tool} was called {limit} times with the same arguments",
+        stage=Stage.PLANNING,
+        details={"tool": tool, "args_digest": args_digest},
+    )
+
+
+def _over_budget(name: str, used: float, limit: float) -> Failure:
+    return Failure(
+        code=FailureCode.BUDGET_EXCEEDED,
+        reason=f"the budget of {limit:g} {name} is used up",
+        stage=Stage.PLANNING,
+        details={"budget": name, "used": used, "limit": limit},
+    )

@@ -1,0 +1,83 @@
+"""Rebuilding a run's view from its log, with the proof that the log is whole (R-7.3, R-7.7)."""
+
+from perdure.engine.core import Core
+from perdure.engine.fold import OutOfOrder, snapshot_digest
+from perdure.engine.history import load_history, load_value
+from perdure.engine.view import Executions, RunView, view_of
+from perdure.protocol.events import AttemptEvent, DamagedEvent, StateEvent, Unknown
+from perdure.protocol.runs import RunRow
+from perdure.protocol.states import RunState
+from perdure.store.commits import Claimed
+
+PAGE = 1000
+
+
+class Damaged(Exception):
+    """The run's log, checkpoint and row do not agree; the run must be put aside for repair."""
+
+
+async def load_claimed(core: Core, claimed: Claimed, worker_id: str) -> RunView:
+    """Return the view of a run that was just claimed. Raises Damaged.
+
+    A run that nobody has worked on holds two events that are known without reading them.
+    """
+    row = claimed.row
+    if row.hot.attempt == 1 and row.hot.last_seq == 2 and row.facts.input.ref is None:
+        view = view_of(row, row.facts.input.inline)
+        view.apply(1, StateEvent(state=RunState.PENDING))
+        view.apply(2, AttemptEvent(phase="claimed", attempt=1, worker=worker_id))
+        return view
+    return await load_view(core, row)
+
+
+async def load_view(core: Core, row: RunRow) -> RunView:
+    """Return the view of a run as of its last event. Raises Damaged."""
+    run_input = await load_value(core, row.facts.tenant_id, row.facts.input)
+    view = view_of(row, run_input)
+    await catch_up(core, view)
+    if view.snapshot.last_seq < row.hot.last_seq:
+        raise Damaged(f"the log ends at {view.snapshot.last_seq}, the row at {row.hot.last_seq}")
+    await _load_executions(core, view)
+    position = view.snapshot.history_position
+    if position is not None and position > 1:
+        view.messages = await load_history(core, row.facts.thread_id, position, row.facts.run_id)
+    return view
+
+
+async def catch_up(core: Core, view: RunView) -> None:
+    """Apply the events that came after the view's last one, checking the last checkpoint."""
+    expected = await _last_checkpoint(core, view)
+    run_id = view.facts.run_id
+    while True:
+        events = await core.reader.events_after(run_id, view.snapshot.last_seq, limit=PAGE)
+        for event in events:
+            try:
+                data = event.data
+                if isinstance(data, Unknown):
+                    raise Damaged(f"event {event.seq} is of the unknown type {event.type}")
+                view.apply(event.seq, data)
+            except (DamagedEvent, OutOfOrder) as error:
+                raise Damaged(str(error)) from error
+            digest = expected.get(event.seq)
+            if digest is not None and digest != snapshot_digest(view.snapshot):
+                raise Damaged(f"the log does not fold to the checkpoint at {event.seq}")
+        if len(events) < PAGE:
+            return
+
+
+async def _last_checkpoint(core: Core, view: RunView) -> dict[int, str]:
+    rows = await core.reader.list_checkpoints(view.facts.run_id, before=None, limit=1)
+    if not rows:
+        return {}
+    view.checkpoint_seq = rows[0].seq
+    return {rows[0].seq: rows[0].digest}
+
+
+async def _load_executions(core: Core, view: RunView) -> None:
+    if not view.snapshot.open_calls:
+        return
+    for row in await core.reader.open_executions(view.facts.run_id):
+        if row.tool_call_id in view.snapshot.open_calls:
+            view.executions[row.tool_call_id] = Executions(
+                count=row.number, running=row.ended_at is None
+            )

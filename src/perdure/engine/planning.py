@@ -1,0 +1,381 @@
+"""From a decision to a commit: validated, judged by policy, and durable before anything runs.
+
+The planner decides and never executes (R-4.1); here its decision becomes events (R-4.2). Every
+decision passes `plan_ready` (decision 20).
+"""
+
+import hashlib
+from dataclasses import dataclass
+from typing import assert_never
+
+from pydantic import JsonValue
+
+from perdure.engine.draft import Draft
+from perdure.engine.fold import STATE_EVENT_NAME
+from perdure.engine.limits import calls_left, calls_used_up, repeated
+from perdure.engine.ports import HostedAgent, Policy, PolicyDecision, ToolRunner
+from perdure.engine.results import add_result, runtime_result
+from perdure.engine.schema import problem_with
+from perdure.engine.steps import fail, finish_step, settle
+from perdure.engine.values import Kept, short
+from perdure.engine.view import RunView
+from perdure.protocol.codec import clean
+from perdure.protocol.decisions import (
+    Ask,
+    CallTools,
+    Decision,
+    DecisionBase,
+    Finish,
+    GiveUp,
+    Sleep,
+    ToolRequest,
+    UpdatePlan,
+)
+from perdure.protocol.errors import Invalid, TooLarge
+from perdure.protocol.events import (
+    ActionEvent,
+    ApprovalRequestEvent,
+    CustomEvent,
+    ErrorEvent,
+    InterruptEvent,
+    ModelEvent,
+    PlanEvent,
+)
+from perdure.protocol.failures import Failure, FailureCode, Stage
+from perdure.protocol.ids import INTERRUPT, MESSAGE, TOOL_CALL
+from perdure.protocol.messages import Role
+from perdure.protocol.records import ToolCallRow
+from perdure.protocol.states import (
+    AttemptEnd,
+    InterruptKind,
+    ParkedOn,
+    StepStatus,
+    ToolCallStatus,
+    Transition,
+)
+from perdure.protocol.tools import ToolSpec
+from perdure.store.commits import NewInterrupt, NewMessage
+
+PLAN_ITEMS_MAX = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judge:
+    """What decides whether a requested call may run."""
+
+    agent: HostedAgent
+    tools: ToolRunner
+    policy: Policy
+
+    def spec_of(self, request: ToolRequest) -> ToolSpec | None:
+        """Return the tool an agent means, when it is granted; its grant may pin the version."""
+        for grant in self.agent.grants:
+            if grant.name == request.tool:
+                return self.tools.find(request.tool, grant.version or request.version)
+        return None
+
+    def granted(self) -> list[ToolSpec]:
+        """Return the tools the planner may ask for."""
+        found = (self.tools.find(grant.name, grant.version) for grant in self.agent.grants)
+        return [spec for spec in found if spec is not None]
+
+
+def draft_decision(draft: Draft, decision: Decision, judge: Judge) -> None:
+    """Draft a whole decision, up to the end of the step when there is nothing to run."""
+    draft_model_uses(draft, decision)
+    draft.move(Transition.PLAN_READY)
+    draft.note_step(StepStatus.RUNNING)
+    _draft_common(draft, decision)
+    match decision:
+        case CallTools():
+            _draft_calls(draft, decision, judge)
+        case Finish():
+            _draft_finish(draft, decision)
+        case Ask():
+            _draft_ask(draft, decision)
+        case UpdatePlan():
+            finish_step(draft)
+        case Sleep():
+            finish_step(draft)
+            draft.release(AttemptEnd.PARKED, ParkedOn.TIMER)
+            draft.ready_in_s = decision.duration.total_seconds()
+        case GiveUp():
+            code = FailureCode(decision.code)
+            fail(draft, Failure(code=code, reason=short(decision.reason), stage=Stage.PLANNING))
+        case _:
+            assert_never(decision)
+
+
+def draft_model_uses(draft: Draft, decision: DecisionBase) -> None:
+    """Draft the model requests that led to a decision."""
+    for use in decision.model_uses:
+        text = draft.keep(clean(use.text))
+        draft.add(
+            ModelEvent(
+                model=use.model,
+                text=str(text.inline or ""),
+                text_ref=text.ref,
+                finish=use.finish,
+                usage=use.usage,
+                request_digest=use.request_digest,
+                session=use.session,
+                duration_ms=use.duration_ms,
+            )
+        )
+
+
+def _draft_common(draft: Draft, decision: DecisionBase) -> None:
+    snapshot = draft.view.snapshot
+    if decision.plan is not None:
+        if len(decision.plan) > PLAN_ITEMS_MAX:
+            raise Invalid(f"a plan has at most {PLAN_ITEMS_MAX} items")
+        draft.add(PlanEvent(revision=snapshot.plan_revision + 1, items=list(decision.plan)))
+    if decision.state is not None:
+        state = clean(decision.state)
+        kept = draft.keep(state)
+        if kept.ref is not None:
+            raise Invalid("the agent's own state is larger than an inline value")
+        if kept.digest != snapshot.agent_state_digest:
+            draft.add(CustomEvent(name=STATE_EVENT_NAME, value=state))
+
+
+def _draft_calls(draft: Draft, decision: CallTools, judge: Judge) -> None:
+    """Draft one action for each wish, with its result at once when it may not run."""
+    view = draft.view
+    left = calls_left(view)
+    if left == 0:
+        fail(draft, calls_used_up(view))
+        return
+    denied: Failure | None = None
+    for ordinal, request in enumerate(decision.calls):
+        over = left is not None and ordinal >= left
+        failure = _draft_call(draft, request, ordinal, judge, over_budget=over)
+        denied = denied or failure
+    if denied is not None:
+        fail(draft, denied)
+
+
+def _draft_call(
+    draft: Draft, request: ToolRequest, ordinal: int, judge: Judge, *, over_budget: bool
+) -> Failure | None:
+    """Draft one call; return the failure that must end the run, if there is one."""
+    args = clean(request.args)
+    spec = judge.spec_of(request)
+    problem = _problem(draft.view, request, args, spec, judge.tools)
+    if over_budget:
+        problem = problem or (ToolCallStatus.DENIED, calls_used_up(draft.view))
+    decision: PolicyDecision | None = None
+    if spec is not None and problem is None:
+        decision = judge.policy.judge(judge.agent, draft.view.facts, spec, args)
+    kept = draft.keep(args)
+    loop = repeated(draft.view, request.tool, kept.digest)
+    action = _add_action(draft, request, ordinal, kept=kept, spec=spec, decision=decision)
+    if kept.ref is not None:
+        draft.view.snapshot.open_calls[action.tool_call_id].args = args
+    if loop is not None:
+        problem = (ToolCallStatus.DENIED, loop)
+    call = draft.view.snapshot.open_calls[action.tool_call_id]
+    if problem is not None:
+        status, failure = problem
+        outcome = runtime_result(status, failure.code, failure.reason)
+        add_result(draft, call, outcome, by="runtime")
+        return loop
+    assert spec is not None
+    assert decision is not None
+    if decision.effect == "deny":
+        reason = decision.reason or f"rule {decision.rule}"
+        outcome = runtime_result(ToolCallStatus.DENIED, FailureCode.POLICY_DENIED, reason)
+        add_result(draft, call, outcome, by="policy")
+        return None if judge.agent.deny_tells_planner else outcome.result.error
+    if decision.effect == "ask":
+        request_approval(draft, action.tool_call_id, spec, decision)
+    return None
+
+
+def _problem(
+    view: RunView,
+    request: ToolRequest,
+    args: JsonValue,
+    spec: ToolSpec | None,
+    tools: ToolRunner,
+) -> tuple[ToolCallStatus, Failure] | None:
+    if spec is None:
+        reason = f"{request.tool} is not among the tools of {view.facts.agent_id}"
+        failure = Failure(code=FailureCode.TOOL_NOT_FOUND, reason=short(reason), stage=Stage.TOOL)
+        return ToolCallStatus.FAILED, failure
+    problem = request.problem or tools.problem_with_args(spec, args)
+    if problem is None:
+        return None
+    failure = Failure(
+        code=FailureCode.TOOL_ARGUMENT_INVALID, reason=short(problem), stage=Stage.TOOL
+    )
+    return ToolCallStatus.FAILED, failure
+
+
+def _add_action(
+    draft: Draft,
+    request: ToolRequest,
+    ordinal: int,
+    *,
+    kept: Kept,
+    spec: ToolSpec | None,
+    decision: PolicyDecision | None,
+) -> ActionEvent:
+    tool_call_id = draft.ids.new(TOOL_CALL)
+    version = spec.version if spec is not None else None
+    status = ToolCallStatus.PROPOSED
+    if decision is not None and decision.effect == "ask":
+        status = ToolCallStatus.AWAITING_APPROVAL
+    action = ActionEvent(
+        tool_call_id=tool_call_id,
+        ordinal=ordinal,
+        tool=request.tool,
+        version=version,
+        args=kept.inline,
+        args_ref=kept.ref,
+        args_digest=kept.digest,
+        effect_key=effect_key(draft.view, tool_call_id, request.tool, version),
+        side_effect=spec.side_effect if spec is not None else None,
+        repeatable=spec.repeatable if spec is not None else True,
+        status=status,
+        policy_effect=decision.effect if decision is not None else "allow",
+        policy_rule=decision.rule if decision is not None else "",
+        policy_version=decision.version if decision is not None else "",
+        planner_call_id=request.call_id,
+    )
+    seq = draft.add(action)
+    draft.new_calls.append(
+        ToolCallRow(
+            tool_call_id=tool_call_id,
+            run_id=draft.view.facts.run_id,
+            step_index=draft.view.snapshot.step_index,
+            ordinal=ordinal,
+            tool=request.tool,
+            version=version,
+            side_effect=action.side_effect,
+            repeatable=action.repeatable,
+            needs_approval=status is ToolCallStatus.AWAITING_APPROVAL,
+            status=status,
+            args_digest=kept.digest,
+            effective_digest=kept.digest,
+            effect_key=action.effect_key,
+            action_seq=seq,
+        )
+    )
+    return action
+
+
+def effect_key(view: RunView, tool_call_id: str, tool: str, version: str | None) -> str:
+    """Return the key of a side effect: from run, call, tool and version (R-5.6, decision 28)."""
+    text = "\x1f".join((view.facts.run_id, tool_call_id, tool, version or ""))
+    return f"eff_{hashlib.sha256(text.encode()).hexdigest()[:32]}"
+
+
+def request_approval(
+    draft: Draft, tool_call_id: str, spec: ToolSpec, decision: PolicyDecision
+) -> None:
+    """Draft the question whether a call may run, bound to its tool and arguments (R-8.3)."""
+    call = draft.view.snapshot.open_calls[tool_call_id]
+    expires_in_s = decision.expires_in_s or draft.view.facts.options.timeouts.approval_s
+    interrupt_id = draft.ids.new(INTERRUPT)
+    seq = draft.add(
+        ApprovalRequestEvent(
+            approval_id=interrupt_id,
+            tool_call_id=tool_call_id,
+            title=f"May {draft.view.facts.agent_id} run {spec.name}?",
+            requested_actions=(
+                {
+                    "tool_call_id": tool_call_id,
+                    "tool": spec.name,
+                    "version": spec.version,
+                    "side_effect": spec.side_effect,
+                    "args_digest": call.args_digest,
+                },
+            ),
+            risk=spec.risk,
+            reason=short(decision.reason),
+            args_digest=call.args_digest,
+            definition_digest=spec.definition_digest,
+            approvers=decision.approvers,
+            on_expiry=decision.on_expiry,
+        )
+    )
+    draft.new_interrupts.append(
+        NewInterrupt(
+            interrupt_id=interrupt_id,
+            kind=InterruptKind.APPROVAL,
+            opened_seq=seq,
+            tool_call_id=tool_call_id,
+            args_digest=call.args_digest,
+            definition_digest=spec.definition_digest,
+            expires_in_s=expires_in_s,
+            on_expiry=decision.on_expiry,
+        )
+    )
+
+
+def _draft_ask(draft: Draft, decision: Ask) -> None:
+    payload = draft.keep(clean(decision.payload))
+    interrupt_id = draft.ids.new(INTERRUPT)
+    expires = decision.expires_in
+    seq = draft.add(
+        InterruptEvent(
+            interrupt_id=interrupt_id,
+            kind=decision.ask,
+            key=decision.key,
+            title=decision.title,
+            payload=payload.inline,
+            payload_ref=payload.ref,
+            answer_schema=decision.answer_schema,
+            on_expiry=decision.on_expiry,
+        )
+    )
+    draft.new_interrupts.append(
+        NewInterrupt(
+            interrupt_id=interrupt_id,
+            kind=decision.ask,
+            opened_seq=seq,
+            key=decision.key,
+            expires_in_s=expires.total_seconds() if expires is not None else None,
+            on_expiry=decision.on_expiry,
+        )
+    )
+    settle(draft, retry_in_s=None)
+
+
+def _draft_finish(draft: Draft, decision: Finish) -> None:
+    """Draft the end, unless what the run owes is missing: then the planner is told."""
+    answer = clean(decision.answer)
+    problem = _answer_problem(draft.view, answer)
+    if problem is not None:
+        failure = Failure(code=FailureCode.OUTPUT_INVALID, reason=problem, stage=Stage.OUTPUT)
+        draft.add(ErrorEvent(failure=failure))
+        finish_step(draft)
+        return
+    try:
+        kept = draft.keep(answer)
+    except TooLarge as error:
+        fail(draft, Failure(code=FailureCode.OUTPUT_INVALID, reason=error.message))
+        return
+    draft.end_step("succeeded")
+    seq = draft.move(Transition.DONE, answer=kept.inline, answer_ref=kept.ref)
+    draft.messages.append(
+        NewMessage(
+            message_id=draft.ids.new(MESSAGE),
+            seq=seq,
+            role=Role.ASSISTANT,
+            author=draft.view.facts.agent_id,
+        )
+    )
+    draft.release(AttemptEnd.FINISHED)
+
+
+def _answer_problem(view: RunView, answer: JsonValue) -> str | None:
+    options = view.facts.options
+    missing = [name for name in options.required_artifacts if name not in view.snapshot.artifacts]
+    if missing:
+        return f"required artifacts are missing: {', '.join(missing)}"
+    if options.output_schema is None:
+        return None
+    problem = problem_with(options.output_schema, answer)
+    return f"the answer does not fit the required output at {problem}" if problem else None

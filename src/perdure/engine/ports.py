@@ -1,0 +1,210 @@
+"""What the engine needs from the layers above it, and from the machine.
+
+Planners, tools and policies are user code or stand for it: the engine calls them through these
+ports and expects anything: errors, silence, blocking. An implementation says in its docstring on
+which thread it runs (decision 15).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Literal, Protocol
+
+from pydantic import JsonValue
+
+from perdure.engine.context import PlannerContext
+from perdure.protocol.agents import AgentCard
+from perdure.protocol.decisions import Decision, ModelUse
+from perdure.protocol.failures import Failure
+from perdure.protocol.policies import RetryPolicy
+from perdure.protocol.runs import Caller, RunContext, RunFacts
+from perdure.protocol.states import ArtifactStatus, OnExpiry
+from perdure.protocol.tools import ToolResult, ToolSpec
+
+
+class Clock(Protocol):
+    """Time, as an argument."""
+
+    def now(self) -> datetime:
+        """Return the time of day, aware, in UTC. Never used for leases."""
+        ...
+
+    def monotonic(self) -> float:
+        """Return seconds that never go back."""
+        ...
+
+
+class Ids(Protocol):
+    """Where ids come from."""
+
+    def new(self, prefix: str) -> str:
+        """Return a fresh id under a prefix: unguessable, time-ordered."""
+        ...
+
+
+class Chance(Protocol):
+    """Where randomness comes from."""
+
+    def random(self) -> float:
+        """Return a number in [0, 1)."""
+        ...
+
+
+class PlannerFailure(Exception):
+    """The planner could not decide, for a reason the engine's recovery table knows.
+
+    `failure.retryable` lets the engine try again, after `retry_after_s` at least when given.
+    `model_uses` are requests that were paid for all the same.
+    """
+
+    def __init__(
+        self,
+        failure: Failure,
+        *,
+        retry_after_s: float | None = None,
+        model_uses: tuple[ModelUse, ...] = (),
+    ) -> None:
+        super().__init__(f"{failure.code}: {failure.reason}")
+        self.failure = failure
+        self.retry_after_s = retry_after_s
+        self.model_uses = model_uses
+
+
+class Planner(Protocol):
+    """Decides, never executes (R-4.1). Must not change the context; must be a function of it."""
+
+    async def next_step(self, context: PlannerContext) -> Decision:
+        """Return the next decision; raise PlannerFailure for a known trouble.
+
+        Any other exception is a fault of the planner's code: the attempt fails, not the process.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducedArtifact:
+    """A formal product a tool made during one execution; committed with the result."""
+
+    name: str
+    media_type: str
+    data: bytes
+    status: ArtifactStatus = ArtifactStatus.FINAL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolOutcome:
+    """What an execution came to, with the artifacts it made."""
+
+    result: ToolResult
+    artifacts: tuple[ProducedArtifact, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolInvocation:
+    """One execution of a call, as a tool runner gets it.
+
+    `on_late` is called (on the engine's loop) with the outcome of an execution that was given up
+    by timeout or cancel and ended afterwards all the same.
+    """
+
+    spec: ToolSpec
+    args: JsonValue
+    effect_key: str
+    tool_call_id: str
+    run_id: str
+    thread_id: str
+    step_index: int
+    execution: int
+    context: RunContext
+    caller: Caller
+    timeout_s: float
+    on_late: Callable[[ToolOutcome], None] = field(default=lambda _: None)
+
+
+class ToolRunner(Protocol):
+    """Finds and runs tools. One gate for every kind of tool."""
+
+    def find(self, name: str, version: str | None) -> ToolSpec | None:
+        """Return a tool's declaration; None for the version means the newest."""
+        ...
+
+    def problem_with_args(self, spec: ToolSpec, args: JsonValue) -> str | None:
+        """Return what is wrong with arguments by the tool's schema, or None."""
+        ...
+
+    async def invoke(self, invocation: ToolInvocation) -> ToolOutcome:
+        """Run a tool to an outcome. Never raises for what the tool does (R-5.8).
+
+        Ends by itself at `timeout_s` with `timed_out`. When its caller is cancelled, it asks the
+        tool to stop, waits the grace period at most, and abandons it. Results are clean JSON,
+        checked against the output schema and the size limit.
+        """
+        ...
+
+    async def lookup(self, invocation: ToolInvocation) -> ToolOutcome | None:
+        """Ask the tool what became of an earlier execution under this key; None: it cannot say."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyDecision:
+    """Whether a call may run, by which rule of which policy version (R-14.1)."""
+
+    effect: Literal["allow", "ask", "deny"]
+    rule: str
+    version: str
+    reason: str = ""
+    approvers: tuple[str, ...] = ()
+    expires_in_s: float | None = None
+    on_expiry: OnExpiry = OnExpiry.FAIL
+
+
+class Policy(Protocol):
+    """Judges every tool call before it runs. An error or None means deny."""
+
+    def judge(
+        self, agent: "HostedAgent", facts: RunFacts, spec: ToolSpec, args: JsonValue
+    ) -> PolicyDecision:
+        """Return the decision for one call."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolGrant:
+    """A tool an agent may use. `approve` "never" lets a write or external tool run unasked."""
+
+    name: str
+    version: str | None = None
+    approve: Literal["policy", "always", "never"] = "policy"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostedAgent:
+    """An agent version that this process can run.
+
+    `models` is how many models the planner can fall back through: after `model_retry.attempts_max`
+    failures of one the next is asked (the planner sees the count of failures).
+    """
+
+    card: AgentCard
+    planner: Planner
+    grants: tuple[ToolGrant, ...] = ()
+    model_retry: RetryPolicy = RetryPolicy()
+    models: int = 1
+    deny_tells_planner: bool = False
+
+
+class AgentCatalog(Protocol):
+    """The agents and tools of this process (decision 18)."""
+
+    def find(self, agent_id: str, version: str) -> HostedAgent | None:
+        """Return an agent version."""
+        ...
+
+    def served(self) -> Sequence[HostedAgent]:
+        """Return all agent versions."""
+        ...
+
+    def tool_specs(self) -> Sequence[ToolSpec]:
+        """Return all tool versions."""
+        ...

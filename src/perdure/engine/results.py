@@ -1,0 +1,167 @@
+"""Recording what became of a tool call: exactly one `result`, with its artifacts (R-5.5)."""
+
+from typing import Literal
+
+from pydantic import JsonValue
+
+from perdure.engine.draft import Draft
+from perdure.engine.fold import OpenCall
+from perdure.engine.ports import ProducedArtifact, ToolOutcome
+from perdure.engine.values import short
+from perdure.protocol.codec import digest_bytes
+from perdure.protocol.errors import TooLarge
+from perdure.protocol.events import ArtifactEvent, InterruptEvent, ResultEvent, RetryEvent
+from perdure.protocol.failures import Failure, FailureCode, Stage
+from perdure.protocol.ids import ARTIFACT, INTERRUPT
+from perdure.protocol.states import Answer, InterruptKind, ToolCallStatus
+from perdure.protocol.tools import ToolResult
+from perdure.store.commits import (
+    CallUpdate,
+    ExecutionEnd,
+    NewArtifact,
+    NewBlob,
+    NewInterrupt,
+)
+
+ResultSource = Literal["tool", "lookup", "person", "runtime", "policy", "callback"]
+
+
+def runtime_result(status: ToolCallStatus, code: FailureCode, reason: str) -> ToolOutcome:
+    """Return an outcome that the runtime itself states."""
+    return ToolOutcome(
+        result=ToolResult(
+            status=status, error=Failure(code=code, reason=short(reason), stage=Stage.TOOL)
+        )
+    )
+
+
+def add_result(draft: Draft, call: OpenCall, outcome: ToolOutcome, *, by: ResultSource) -> None:
+    """Draft the one result of an open call, and the end of its execution if one runs."""
+    executions = draft.view.executions_of(call.tool_call_id)
+    result = outcome.result
+    count = executions.count
+    running = executions.running
+    for artifact in outcome.artifacts:
+        _add_artifact(draft, call, artifact)
+    try:
+        kept = draft.keep(result.output)
+    except TooLarge as error:
+        outcome = runtime_result(
+            ToolCallStatus.FAILED, FailureCode.TOOL_RESULT_INVALID, error.message
+        )
+        result = outcome.result
+        kept = draft.keep(None)
+    if running:
+        end_execution(draft, call, result.status)
+    seq = draft.add(
+        ResultEvent(
+            tool_call_id=call.tool_call_id,
+            status=result.status,
+            output=kept.inline,
+            output_ref=kept.ref,
+            output_digest=kept.digest,
+            error=result.error,
+            external_ref=result.external_ref,
+            done=result.done,
+            not_done=result.not_done,
+            executions=count,
+            by=by,
+        )
+    )
+    draft.call_updates.append(
+        CallUpdate(
+            tool_call_id=call.tool_call_id,
+            status=result.status,
+            external_ref=result.external_ref,
+            result_seq=seq,
+        )
+    )
+
+
+def end_execution(draft: Draft, call: OpenCall, outcome: ToolCallStatus) -> None:
+    """Draft the end of a call's running execution."""
+    executions = draft.view.executions_of(call.tool_call_id)
+    executions.running = False
+    draft.execution_ends.append(
+        ExecutionEnd(tool_call_id=call.tool_call_id, number=executions.count, outcome=outcome)
+    )
+
+
+def add_retry(draft: Draft, call: OpenCall, outcome: ToolOutcome, delay_s: float) -> None:
+    """Draft that an execution failed and the call is tried again later, with the same key."""
+    failure = outcome.result.error or Failure(code=FailureCode.TOOL_ERROR, reason="failed")
+    end_execution(draft, call, outcome.result.status)
+    draft.add(
+        RetryEvent(
+            subject="tool",
+            failed=call.failed_executions + 1,
+            failure=failure,
+            delay_ms=round(delay_s * 1000),
+            tool_call_id=call.tool_call_id,
+        )
+    )
+
+
+def ask_outcome(draft: Draft, call: OpenCall, reason: str) -> None:
+    """Draft the question whether a side effect happened; the call stays open (R-5.7)."""
+    if draft.view.executions_of(call.tool_call_id).running:
+        end_execution(draft, call, ToolCallStatus.UNKNOWN)
+    interrupt_id = draft.ids.new(INTERRUPT)
+    payload: dict[str, JsonValue] = {
+        "tool_call_id": call.tool_call_id,
+        "tool": call.tool,
+        "effect_key": call.effect_key,
+        "reason": short(reason),
+        "answers": [Answer.HAPPENED, Answer.RETRY, Answer.SKIP],
+    }
+    seq = draft.add(
+        InterruptEvent(
+            interrupt_id=interrupt_id,
+            kind=InterruptKind.OUTCOME,
+            title=f"Did {call.tool} take effect?",
+            payload=payload,
+            tool_call_id=call.tool_call_id,
+        )
+    )
+    draft.new_interrupts.append(
+        NewInterrupt(
+            interrupt_id=interrupt_id,
+            kind=InterruptKind.OUTCOME,
+            opened_seq=seq,
+            tool_call_id=call.tool_call_id,
+            args_digest=call.args_digest,
+        )
+    )
+
+
+def _add_artifact(draft: Draft, call: OpenCall, artifact: ProducedArtifact) -> None:
+    digest = digest_bytes(artifact.data)
+    version = draft.view.snapshot.artifacts.get(artifact.name, 0) + 1
+    artifact_id = draft.ids.new(ARTIFACT)
+    draft.blobs.append(NewBlob(digest=digest, media_type=artifact.media_type, data=artifact.data))
+    seq = draft.add(
+        ArtifactEvent(
+            artifact_id=artifact_id,
+            name=artifact.name,
+            version=version,
+            media_type=artifact.media_type,
+            digest=digest,
+            size=len(artifact.data),
+            status=artifact.status,
+            tool_call_id=call.tool_call_id,
+        )
+    )
+    draft.artifacts.append(
+        NewArtifact(
+            artifact_id=artifact_id,
+            name=artifact.name,
+            version=version,
+            media_type=artifact.media_type,
+            digest=digest,
+            size=len(artifact.data),
+            status=artifact.status,
+            step_index=call.step_index,
+            tool_call_id=call.tool_call_id,
+            seq=seq,
+        )
+    )

@@ -1,0 +1,20 @@
+"""Letting a waiting run go on once its last open interrupt is closed (decision 21)."""
+
+from perdure.engine.core import Core
+from perdure.engine.draft import Draft
+from perdure.protocol.runs import RunRow
+from perdure.protocol.states import RunState, StepStatus, Transition
+
+
+def go_on(core: Core, row: RunRow, draft: Draft) -> None:
+    """Draft the way back to executing, if nothing else is open; the wait is counted apart."""
+    snapshot = draft.view.snapshot
+    if snapshot.state is not RunState.WAITING_HUMAN or snapshot.open_interrupts:
+        return
+    since = row.hot.waiting_since
+    if since is not None:
+        waited_ms = round((core.clock.now() - since).total_seconds() * 1000)
+        draft.view.waiting_ms += max(0, waited_ms)
+    draft.move(Transition.APPROVED)
+    draft.note_step(StepStatus.RUNNING)
+    draft.ready_in_s = 0

@@ -1,0 +1,44 @@
+"""Where a run goes when there is nothing to run at the moment: on, aside, or to its end."""
+
+from perdure.engine.closing import close_run, end_transition
+from perdure.engine.draft import Draft
+from perdure.protocol.failures import Failure, FailureCode
+from perdure.protocol.states import AttemptEnd, ParkedOn, StepStatus, Transition
+
+
+def settle(draft: Draft, *, retry_in_s: float | None) -> None:
+    """Draft what follows once no call runs or can run at once.
+
+    Open interrupts: the run waits for a person, held by nobody. Calls to be tried again later:
+    it waits out their back-off. Else the step is done and planning goes on.
+    """
+    snapshot = draft.view.snapshot
+    if snapshot.open_interrupts:
+        draft.note_step(StepStatus.WAITING)
+        draft.move(Transition.NEED_APPROVAL)
+        draft.release(AttemptEnd.PARKED)
+    elif snapshot.open_calls:
+        draft.release(AttemptEnd.PARKED, ParkedOn.RETRY)
+        draft.ready_in_s = retry_in_s or 0
+    else:
+        finish_step(draft)
+
+
+def finish_step(draft: Draft) -> None:
+    """Draft the end of a step and the way back to planning, or the end of a run that only errs."""
+    snapshot = draft.view.snapshot
+    draft.end_step("succeeded")
+    draft.view.faults = 0
+    limit = draft.view.facts.options.corrections_max
+    if snapshot.corrections > limit:
+        last = draft.view.last_correctable()
+        code = last.code if last is not None else FailureCode.TOOL_ARGUMENT_INVALID
+        reason = last.reason if last is not None else "the planner's calls stayed invalid"
+        fail(draft, Failure(code=code, reason=f"after {limit} corrections: {reason}"))
+    else:
+        draft.move(Transition.NEXT_STEP)
+
+
+def fail(draft: Draft, failure: Failure) -> None:
+    """Draft the failure of a held run in planning or executing."""
+    close_run(draft, end_transition(draft.view.snapshot.state, failure), failure)

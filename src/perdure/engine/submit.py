@@ -1,0 +1,100 @@
+"""Creating a run: durable before it is answered, once per idempotency key (R-3.1, R-3.2)."""
+
+from dataclasses import dataclass
+
+from pydantic import JsonValue
+
+from perdure.engine.core import Core
+from perdure.engine.schema import problem_with, problem_with_schema
+from perdure.engine.values import keep
+from perdure.protocol.agents import AgentCard
+from perdure.protocol.base import RUNTIME_VERSION
+from perdure.protocol.errors import IdempotencyMismatch, Invalid, NotFound
+from perdure.protocol.events import NewEvent, StateEvent
+from perdure.protocol.ids import MESSAGE, RUN, THREAD, hex_of
+from perdure.protocol.runs import Caller, RunContext, RunOptions, RunRow
+from perdure.protocol.states import RunState
+from perdure.protocol.values import Value
+from perdure.signals.ports import QUEUE_TOPIC, run_topic
+from perdure.store.commits import NewRun
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOrder:
+    """A run as a caller asks for it; `fingerprint` is the digest of the request's body."""
+
+    agent_id: str
+    input: JsonValue
+    context: RunContext
+    options: RunOptions
+    caller: Caller
+    fingerprint: str
+    thread_id: str | None = None
+    trace_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submitted:
+    """The run under the order; `created` False when its key was known."""
+
+    row: RunRow
+    created: bool
+
+
+async def submit_run(core: Core, order: RunOrder) -> Submitted:
+    """Create the run and wake the workers.
+
+    Raises NotFound for an unknown agent, version or thread, Invalid when the input does not fit
+    the agent's input schema, IdempotencyMismatch when the key stands for another body (details
+    name the run), ThreadBusy when the options say reject.
+    """
+    card = await core.directory.find(order.agent_id, order.options.agent_version)
+    if card is None:
+        raise NotFound("no such agent or version", field="agent_id")
+    _check(card, order)
+    new = _new_run(core, order, card)
+    inserted = await core.store.insert_run(new)
+    if inserted.fingerprint != order.fingerprint:
+        run_id = inserted.row.facts.run_id
+        raise IdempotencyMismatch(
+            "the idempotency key was used with another body", details={"run_id": run_id}
+        )
+    if inserted.created:
+        core.signals.publish(QUEUE_TOPIC)
+        core.signals.publish(run_topic(new.run_id))
+    return Submitted(row=inserted.row, created=inserted.created)
+
+
+def _check(card: AgentCard, order: RunOrder) -> None:
+    if card.input_schema is not None:
+        problem = problem_with(card.input_schema, order.input)
+        if problem is not None:
+            raise Invalid(f"the input does not fit the agent at {problem}", field="/input")
+    if order.options.output_schema is not None:
+        problem = problem_with_schema(order.options.output_schema)
+        if problem is not None:
+            raise Invalid(f"not a JSON Schema: {problem}", field="/options/output_schema")
+
+
+def _new_run(core: Core, order: RunOrder, card: AgentCard) -> NewRun:
+    kept = keep(order.input)
+    run_id = core.ids.new(RUN)
+    return NewRun(
+        run_id=run_id,
+        tenant_id=order.caller.tenant_id,
+        agent_id=card.agent_id,
+        agent_version=card.version,
+        thread_id=order.thread_id or core.ids.new(THREAD),
+        creates_thread=order.thread_id is None,
+        message_id=core.ids.new(MESSAGE),
+        input=Value(inline=kept.inline, ref=kept.ref),
+        context=order.context,
+        options=order.options,
+        caller=order.caller,
+        trace_id=order.trace_id or hex_of(core.ids.new("trc")),
+        required_runtime=RUNTIME_VERSION,
+        idempotency_key=order.options.idempotency_key,
+        fingerprint=order.fingerprint,
+        event=NewEvent(data=StateEvent(state=RunState.PENDING), step_index=0),
+        blobs=kept.blobs,
+    )

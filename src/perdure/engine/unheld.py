@@ -1,0 +1,61 @@
+"""Writing to a run without holding it: read, draft, compare and swap on the last seq, try again.
+
+Answers, cancels, timers and closings go this way (decision 2). The draft is built from a view
+of the run as of some seq; when somebody wrote in between, the view is loaded again.
+"""
+
+from collections.abc import Callable
+
+import anyio
+
+from perdure.engine.committer import announce
+from perdure.engine.core import Core
+from perdure.engine.draft import Draft
+from perdure.engine.load import load_view
+from perdure.engine.view import RunView
+from perdure.protocol.errors import Conflict
+from perdure.protocol.runs import RunRow
+from perdure.store.commits import Committed, Refused
+
+TRIES_MAX = 50
+PAUSE_S = 0.01
+
+
+def unheld_draft(core: Core, view: RunView, row: RunRow) -> Draft:
+    """Return an empty commit for a run as it stands; beside a holder when there is one."""
+    return Draft(
+        view=view,
+        ids=core.ids,
+        token=None,
+        any_holder=row.hot.lease_owner is not None,
+    )
+
+
+async def intervene(
+    core: Core, run_id: str, draft_change: Callable[[RunRow, Draft], bool]
+) -> RunRow | None:
+    """Write a change to a run, whoever holds it; return the row it was built on.
+
+    `draft_change` fills the draft and returns False when there is nothing to write; it is called
+    again on a fresh view whenever somebody else wrote first, and may raise to refuse. Returns
+    None when the run does not exist or nothing was to be written.
+
+    Raises Conflict when the run moved on at every try.
+    """
+    for attempt in range(TRIES_MAX):
+        row = await core.reader.find_run(None, run_id)
+        if row is None:
+            return None
+        view = await load_view(core, row)
+        draft = unheld_draft(core, view, row)
+        if not draft_change(row, draft):
+            return None
+        commit = draft.build()
+        (result,) = await core.store.commit([commit])
+        if isinstance(result, Committed):
+            announce(core, commit)
+            return row
+        if isinstance(result, Refused):
+            raise Conflict(f"the change cannot be stored: {result.reason}")
+        await anyio.sleep(PAUSE_S * attempt * core.chance.random())
+    raise Conflict("the run is moving too fast; try again")

@@ -1,0 +1,55 @@
+"""Keeping a value inline while it is small, and once by digest when it is not (R-5.9)."""
+
+from dataclasses import dataclass
+
+from pydantic import JsonValue
+
+from perdure.protocol.codec import canonical, digest_bytes, encode
+from perdure.protocol.errors import TooLarge
+from perdure.protocol.values import (
+    BLOB_BYTES_MAX,
+    INLINE_BYTES_MAX,
+    PREVIEW_CHARACTERS,
+    BlobRef,
+)
+from perdure.store.commits import NewBlob
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """A value as an event carries it. `digest` is of the canonical JSON, inline or not."""
+
+    inline: JsonValue
+    ref: BlobRef | None
+    digest: str
+    blobs: tuple[NewBlob, ...]
+
+
+def keep(value: JsonValue) -> Kept:
+    """Return how a clean value is recorded; raise TooLarge beyond the blob limit."""
+    body = canonical(value)
+    digest = digest_bytes(body)
+    if len(body) <= INLINE_BYTES_MAX:
+        return Kept(inline=value, ref=None, digest=digest, blobs=())
+    data = encode(value)
+    if len(data) > BLOB_BYTES_MAX:
+        raise TooLarge(f"a value is larger than {BLOB_BYTES_MAX} bytes")
+    ref = BlobRef(
+        digest=digest_bytes(data),
+        size=len(data),
+        preview=data[: PREVIEW_CHARACTERS * 4].decode("utf-8", "ignore")[:PREVIEW_CHARACTERS],
+    )
+    blob = NewBlob(digest=ref.digest, media_type=ref.media_type, data=data)
+    return Kept(inline=None, ref=ref, digest=digest, blobs=(blob,))
+
+
+def shown(inline: JsonValue, ref: BlobRef | None) -> JsonValue:
+    """Return the value as a planner sees it: itself, or a description of the reference."""
+    if ref is None:
+        return inline
+    return {"ref": ref.digest, "size": ref.size, "preview": ref.preview}
+
+
+def short(text: str, limit: int = 2000) -> str:
+    """Return the text, cut to `limit` characters with a mark."""
+    return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -1,0 +1,194 @@
+"""A run as the engine works with it: its row, the folded snapshot, and what the planner sees.
+
+Live and recovered views are built by the same `apply`, event by event; nothing is copied and
+nothing is rebuilt at a step (R-7.3, R-7.5).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pydantic import JsonValue
+
+from perdure.engine.context import AskRecord, CallRecord, PlannerContext, Turn
+from perdure.engine.fold import CORRECTABLE, OpenCall, RunSnapshot, fold
+from perdure.engine.values import shown
+from perdure.protocol.events import (
+    ActionEvent,
+    ApprovalRequestEvent,
+    ErrorEvent,
+    EventData,
+    InterruptEvent,
+    ModelEvent,
+    ResultEvent,
+    ResumeEvent,
+    Unknown,
+)
+from perdure.protocol.failures import Failure
+from perdure.protocol.messages import Message
+from perdure.protocol.runs import Counters, RunFacts, RunRow
+from perdure.protocol.states import ToolCallStatus
+from perdure.protocol.tools import ToolSpec
+
+
+@dataclass(slots=True, kw_only=True)
+class Executions:
+    """How often a call was handed to its tool, and whether the last time has ended."""
+
+    count: int = 0
+    running: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class RunView:
+    """Everything the engine knows of one run while it works on it."""
+
+    facts: RunFacts
+    input: JsonValue
+    snapshot: RunSnapshot
+    faults: int
+    waiting_ms: int
+    checkpoint_seq: int | None
+    messages: Sequence[Message] = ()
+    turns: list[Turn] = field(default_factory=list[Turn])
+    executions: dict[str, Executions] = field(default_factory=dict[str, Executions])
+    _records: dict[str, CallRecord] = field(default_factory=dict[str, CallRecord])
+    _asks: dict[str, AskRecord] = field(default_factory=dict[str, AskRecord])
+
+    def apply(self, seq: int, data: EventData | Unknown) -> None:
+        """Fold the event at `seq` into the snapshot and into what the planner sees."""
+        step = self.snapshot.step_index
+        fold(self.snapshot, seq, data)
+        match data:
+            case ModelEvent():
+                turn = self._turn(step)
+                turn.text = data.text if data.text_ref is None else data.text_ref.preview
+            case ActionEvent():
+                self._apply_action(step, data)
+            case ResultEvent():
+                self._apply_result(data)
+            case InterruptEvent() if data.tool_call_id is None:
+                self._apply_ask(step, data)
+            case ResumeEvent():
+                self._apply_answer(data)
+            case ErrorEvent():
+                self._turn(step).notes.append(data.failure)
+            case ApprovalRequestEvent() | _:
+                pass
+
+    def _turn(self, step: int) -> Turn:
+        if not self.turns or self.turns[-1].step_index != step:
+            self.turns.append(Turn(step_index=step))
+        return self.turns[-1]
+
+    def _apply_action(self, step: int, data: ActionEvent) -> None:
+        record = CallRecord(
+            tool_call_id=data.tool_call_id,
+            planner_call_id=data.planner_call_id,
+            tool=data.tool,
+            args=shown(data.args, data.args_ref),
+            status=data.status,
+        )
+        self._turn(step).calls.append(record)
+        self._records[data.tool_call_id] = record
+
+    def _apply_result(self, data: ResultEvent) -> None:
+        self.executions.pop(data.tool_call_id, None)
+        record = self._records.pop(data.tool_call_id, None)
+        if record is None:
+            return
+        record.status = data.status
+        record.output = shown(data.output, data.output_ref)
+        record.error = data.error
+        record.external_ref = data.external_ref
+        record.done = data.done
+        record.not_done = data.not_done
+
+    def _apply_ask(self, step: int, data: InterruptEvent) -> None:
+        ask = AskRecord(interrupt_id=data.interrupt_id, key=data.key, title=data.title)
+        self._turn(step).asks.append(ask)
+        self._asks[data.interrupt_id] = ask
+
+    def _apply_answer(self, data: ResumeEvent) -> None:
+        ask = self._asks.pop(data.interrupt_id, None)
+        if ask is not None:
+            ask.outcome = data.outcome
+            ask.answer = data.answer
+            ask.value = data.value
+            ask.by = data.by
+        record = self._records.get(data.tool_call_id or "")
+        if record is not None and data.effective_digest is not None:
+            record.args = data.effective_args
+
+    def counters(self) -> Counters:
+        """Return what the run has used so far."""
+        snapshot = self.snapshot
+        return Counters(
+            model_calls=snapshot.model_calls,
+            tool_calls=snapshot.tool_calls,
+            input_tokens=snapshot.input_tokens,
+            output_tokens=snapshot.output_tokens,
+            cost=snapshot.cost,
+            waiting_ms=self.waiting_ms,
+            retries=snapshot.retries,
+        )
+
+    def context(self, tools: Sequence[ToolSpec]) -> PlannerContext:
+        """Return what the planner decides upon; it shares the growing lists, not copies."""
+        snapshot = self.snapshot
+        return PlannerContext(
+            facts=self.facts,
+            input=self.input,
+            messages=self.messages,
+            turns=self.turns,
+            step_index=snapshot.step_index,
+            plan=snapshot.plan,
+            state=snapshot.agent_state,
+            usage=self.counters(),
+            model_failures=snapshot.model_failures,
+            tools=tools,
+        )
+
+    def executions_of(self, tool_call_id: str) -> Executions:
+        """Return the executions of an open call."""
+        return self.executions.setdefault(tool_call_id, Executions())
+
+    def last_correctable(self) -> Failure | None:
+        """Return the latest failure that the planner was told of and could have mended."""
+        for turn in reversed(self.turns):
+            told = [call.error for call in turn.calls if call.error is not None] + turn.notes
+            for failure in reversed(told):
+                if failure.code in CORRECTABLE:
+                    return failure
+        return None
+
+    def runnable_calls(self) -> list[OpenCall]:
+        """Return open calls that may be handed to their tool, in order of the planner's wish."""
+        return sorted(
+            (
+                call
+                for call in self.snapshot.open_calls.values()
+                if call.status is ToolCallStatus.PROPOSED
+                and not self.executions_of(call.tool_call_id).running
+            ),
+            key=lambda call: call.ordinal,
+        )
+
+    def running_calls(self) -> list[OpenCall]:
+        """Return open calls whose last execution has not ended."""
+        return [
+            call
+            for call in self.snapshot.open_calls.values()
+            if self.executions_of(call.tool_call_id).running
+        ]
+
+
+def view_of(row: RunRow, run_input: JsonValue) -> RunView:
+    """Return the empty view of a run, to which its events are then applied."""
+    return RunView(
+        facts=row.facts,
+        input=run_input,
+        snapshot=RunSnapshot(),
+        faults=row.hot.faults,
+        waiting_ms=row.hot.counters.waiting_ms,
+        checkpoint_seq=row.hot.checkpoint_seq,
+    )

@@ -1,0 +1,321 @@
+"""A worker: claims runs, holds their leases, carries them out, and hands them back.
+
+Concurrency: one task group owns the committer, the claim loop, the heartbeat's answers, the
+maintenance and one task for each held run. The heartbeat renews all leases at once, on a thread
+of its own where the store allows it, and only while the engine's loop shows a pulse: a wedged
+loop must not keep its leases (decision 16). An attempt's error stops in `_run_one`.
+
+Shutdown: stop claiming, keep heartbeating, let every attempt commit at its next boundary and
+hand back; after the grace period what is left is released as it stands.
+"""
+
+import logging
+from collections import deque
+from dataclasses import dataclass, field
+from typing import cast
+
+import anyio
+import anyio.abc
+from pydantic import JsonValue
+
+from perdure.engine.attempt import Attempt
+from perdure.engine.committer import Committer
+from perdure.engine.core import Core
+from perdure.engine.heartbeat import Heartbeat
+from perdure.engine.held import Finished, Surroundings
+from perdure.engine.late import late_result
+from perdure.engine.lease import Lease, LeaseGone, Stop
+from perdure.engine.load import Damaged, load_claimed
+from perdure.engine.maintenance import Maintenance
+from perdure.engine.planning import Judge
+from perdure.engine.ports import AgentCatalog, Policy, ToolRunner
+from perdure.engine.view import RunView
+from perdure.protocol.agents import AgentCard
+from perdure.protocol.base import RUNTIME_VERSION
+from perdure.protocol.codec import digest
+from perdure.protocol.errors import PerdureError
+from perdure.protocol.ids import WORKER
+from perdure.signals.ports import CANCEL_TOPIC, QUEUE_TOPIC, Wakeup
+from perdure.store.commits import (
+    AgentRegistration,
+    Claimed,
+    ClaimWant,
+    LateResult,
+    LeaseKey,
+    ToolRegistration,
+)
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Worker:
+    """Carries out runs of the agents in its catalog. `run` returns when it was drained."""
+
+    core: Core
+    catalog: AgentCatalog
+    tools: ToolRunner
+    policy: Policy
+    heartbeat: Heartbeat
+    worker_id: str = ""
+    _leases: dict[str, Lease] = field(default_factory=dict[str, Lease])
+    _late: deque[LateResult] = field(default_factory=deque[LateResult])
+    _late_bell: anyio.Event = field(default_factory=anyio.Event)
+    _drain: anyio.Event = field(default_factory=anyio.Event)
+    _freed: anyio.Event = field(default_factory=anyio.Event)
+    _claim_sent: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.worker_id = self.worker_id or self.core.ids.new(WORKER)
+
+    def drain(self) -> None:
+        """Ask the worker to stop: no new claims, held runs handed back at their next boundary."""
+        self._drain.set()
+        self._freed.set()
+
+    @property
+    def held_runs(self) -> list[str]:
+        """The runs this worker holds at the moment."""
+        return list(self._leases)
+
+    async def run(
+        self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Register what is served, then work until drained."""
+        await self._register()
+        committer = Committer(self.core)
+        around = Surroundings(
+            core=self.core,
+            committer=committer,
+            tools=self.tools,
+            slots=anyio.CapacityLimiter(self.core.settings.tool_slots_max),
+            worker_id=self.worker_id,
+            on_late=self._keep_late,
+        )
+        async with anyio.create_task_group() as services:
+            services.start_soon(committer.run)
+            services.start_soon(self.heartbeat.run, self)
+            services.start_soon(self._heed_cancels)
+            services.start_soon(self._write_late)
+            services.start_soon(Maintenance(core=self.core, tools=self.tools).run)
+            async with anyio.create_task_group() as attempts:
+                attempts.start_soon(self._claim_loop, around, attempts)
+                task_status.started()
+                await self._drain.wait()
+                await self._drain_attempts()
+                attempts.cancel_scope.cancel()
+            await self._flush_late()
+            services.cancel_scope.cancel()
+
+    async def _register(self) -> None:
+        agents = [
+            AgentRegistration(
+                agent_id=hosted.card.agent_id,
+                version=hosted.card.version,
+                card=_card_json(hosted.card),
+                digest=digest(_card_json(hosted.card)),
+            )
+            for hosted in self.catalog.served()
+        ]
+        tools = [
+            ToolRegistration(
+                name=spec.name,
+                version=spec.version,
+                spec=spec.model_dump(mode="json"),
+                digest=spec.definition_digest,
+            )
+            for spec in self.catalog.tool_specs()
+        ]
+        await self.core.store.register(agents, tools)
+
+    async def _claim_loop(self, around: Surroundings, attempts: anyio.abc.TaskGroup) -> None:
+        async with self.core.signals.subscribe(QUEUE_TOPIC) as wakeup:
+            while not self._drain.is_set():
+                free = self.core.settings.runs_max - len(self._leases)
+                if free <= 0:
+                    self._freed = anyio.Event()
+                    await self._freed.wait()
+                    continue
+                claimed = await self._claim(free)
+                for item in claimed:
+                    lease = self._hold(item)
+                    attempts.start_soon(self._run_one, around, item, lease)
+                if len(claimed) < free:
+                    await self._wait_for_work(wakeup)
+
+    async def _claim(self, limit: int) -> list[Claimed]:
+        self._claim_sent = self.core.clock.monotonic()
+        want = ClaimWant(
+            worker_id=self.worker_id,
+            limit=limit,
+            lease_ttl_s=self.core.settings.lease_ttl_s,
+            serves=tuple(
+                (hosted.card.agent_id, hosted.card.version) for hosted in self.catalog.served()
+            ),
+            runtime_version=RUNTIME_VERSION,
+        )
+        try:
+            return await self.core.store.claim_runs(want)
+        except PerdureError as error:
+            log.warning("claim failed: %s", error)
+            await anyio.sleep(self.core.settings.poll_interval_s)
+            return []
+
+    def _hold(self, claimed: Claimed) -> Lease:
+        settings = self.core.settings
+        lease = Lease(
+            claimed.row.facts.run_id,
+            claimed.token,
+            valid_until=self._claim_sent + settings.lease_ttl_s - settings.lease_margin_s,
+            epoch=claimed.row.hot.cancel_epoch,
+        )
+        self._leases[lease.run_id] = lease
+        return lease
+
+    async def _wait_for_work(self, wakeup: Wakeup) -> None:
+        jitter = 0.75 + self.core.chance.random() / 2
+        with anyio.move_on_after(self.core.settings.poll_interval_s * jitter):
+            await wakeup.wait()
+
+    async def _run_one(self, around: Surroundings, claimed: Claimed, lease: Lease) -> None:
+        """Carry one run as far as it goes. The only place where an attempt's error stops."""
+        attempt: Attempt | None = None
+        try:
+            attempt = await self._begin(around, claimed, lease)
+            if attempt is not None:
+                await attempt.run()
+        except* LeaseGone:
+            log.info("lease lost", extra={"run_id": lease.run_id})
+        except* Damaged as group:
+            await self._quarantine(claimed, lease, group.exceptions[0])
+        except* Exception as group:  # noqa: BLE001  # the one boundary of an attempt
+            await self._attempt_failed(attempt, lease, _first(group))
+        finally:
+            self._leases.pop(lease.run_id, None)
+            self._freed.set()
+            if attempt is not None and not attempt.released:
+                for item in attempt.effects.unrecorded:
+                    self._keep_late(item, attempt.view, lease)
+
+    async def _begin(self, around: Surroundings, claimed: Claimed, lease: Lease) -> Attempt | None:
+        facts = claimed.row.facts
+        agent = self.catalog.find(facts.agent_id, facts.agent_version)
+        assert agent is not None, "claims ask only for served agents"
+        view = await load_claimed(self.core, claimed, self.worker_id)
+        judge = Judge(agent=agent, tools=self.tools, policy=self.policy)
+        now = self.core.clock.now()
+        started = claimed.row.hot.started_at
+        worked = (now - started).total_seconds() if started is not None else 0.0
+        return Attempt(
+            around=around,
+            lease=lease,
+            view=view,
+            judge=judge,
+            started_at=self.core.clock.monotonic(),
+            deadline_in_s=claimed.deadline_in_s,
+            worked_before_s=max(0.0, worked - view.waiting_ms / 1000),
+        )
+
+    async def _quarantine(self, claimed: Claimed, lease: Lease, error: BaseException) -> None:
+        log.error("run %s is put aside for repair: %s", lease.run_id, error)
+        await self.core.store.quarantine(
+            lease.run_id, lease.token, str(error)[:1000], claimed.row.hot.step_index
+        )
+
+    async def _attempt_failed(
+        self, attempt: Attempt | None, lease: Lease, error: Exception
+    ) -> None:
+        log.warning("attempt of %s failed", lease.run_id, exc_info=error)
+        if attempt is None:
+            return
+        try:
+            with anyio.CancelScope(shield=True):
+                await attempt.fail_attempt(error)
+        except* (LeaseGone, PerdureError, Damaged):
+            log.info("lease lost while failing", extra={"run_id": lease.run_id})
+
+    # -- leases
+
+    def lease_keys(self) -> list[LeaseKey]:
+        """Return the leases to be renewed. Called from the heartbeat's thread."""
+        return [
+            LeaseKey(run_id=lease.run_id, token=lease.token)
+            for lease in list(self._leases.values())
+        ]
+
+    def renewed(self, run_id: str, *, held: bool, epoch: int, valid_until: float) -> None:
+        """Take the answer to one renewal; called on the engine's loop."""
+        lease = self._leases.get(run_id)
+        if lease is None:
+            return
+        if not held:
+            lease.stop(Stop.LEASE_LOST)
+            return
+        lease.valid_until = max(lease.valid_until, valid_until)
+        if epoch > lease.epoch:
+            lease.epoch = epoch
+            lease.stop(Stop.CANCEL)
+
+    def stop_expired(self) -> None:
+        """Stop every attempt whose lease is no longer trusted; called on the engine's loop."""
+        now = self.core.clock.monotonic()
+        for lease in list(self._leases.values()):
+            if not lease.is_valid(now):
+                lease.stop(Stop.LEASE_LOST)
+
+    async def _heed_cancels(self) -> None:
+        async with self.core.signals.subscribe(CANCEL_TOPIC) as wakeup:
+            while True:
+                await wakeup.wait()
+                self.heartbeat.beat_now()
+
+    # -- shutdown
+
+    async def _drain_attempts(self) -> None:
+        for lease in self._leases.values():
+            lease.draining = True
+        with anyio.move_on_after(self.core.settings.drain_grace_s):
+            while self._leases:
+                self._freed = anyio.Event()
+                await self._freed.wait()
+        keys = self.lease_keys()
+        for lease in list(self._leases.values()):
+            lease.stop(Stop.DRAIN)
+        if keys:
+            await self.core.store.release_runs(self.worker_id, keys)
+            self.core.signals.publish(QUEUE_TOPIC)
+
+    # -- late results
+
+    def _keep_late(self, item: Finished, view: RunView, lease: Lease) -> None:
+        self._late.append(late_result(item, view, lease))
+        self._late_bell.set()
+
+    async def _write_late(self) -> None:
+        while True:
+            await self._flush_late()
+            self._late_bell = anyio.Event()
+            if not self._late:
+                await self._late_bell.wait()
+
+    async def _flush_late(self) -> None:
+        while self._late:
+            late = self._late[0]
+            try:
+                await self.core.store.record_late(late)
+            except PerdureError as error:
+                log.warning("a late result could not be recorded: %s", error)
+                return
+            if self._late and self._late[0] is late:
+                self._late.popleft()
+
+
+def _card_json(card: AgentCard) -> JsonValue:
+    return card.model_dump(mode="json")
+
+
+def _first(error: Exception) -> Exception:
+    """Return the first plain error inside nested groups."""
+    while isinstance(error, ExceptionGroup):
+        error = cast("ExceptionGroup[Exception]", error).exceptions[0]
+    return error

@@ -1,0 +1,1 @@
+"""Measures agents against cases."""

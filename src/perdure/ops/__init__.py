@@ -1,0 +1,1 @@
+"""Runs and tends the system: databases, drills, maintenance."""

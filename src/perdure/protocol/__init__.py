@@ -1,0 +1,1 @@
+"""What runs, events, decisions and errors are: pure values, no I/O and no clock."""

@@ -1,0 +1,56 @@
+"""What every object of the protocol shares: frozen models and the way time is written."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, PlainSerializer
+
+SCHEMA_VERSION = 1
+"""Version of the event, checkpoint and run shapes that this code writes (R-20.1)."""
+
+RUNTIME_VERSION = 1
+"""What a run may require of the worker that claims it; workers never claim a higher one."""
+
+TENANT_DEFAULT = "default"
+
+
+def format_time(at: datetime) -> str:
+    """Return RFC 3339 in UTC with six digits, as `2026-01-02T03:04:05.000006Z`."""
+    return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f") + "Z"
+
+
+def _aware(at: datetime) -> datetime:
+    if at.tzinfo is None:
+        raise ValueError("a time needs a zone")
+    return at.astimezone(UTC)
+
+
+Time = Annotated[
+    datetime,
+    AfterValidator(_aware),
+    PlainSerializer(format_time, return_type=str, when_used="json"),
+]
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def to_micros(at: datetime) -> int:
+    """Return whole microseconds since 1970 in UTC, exactly."""
+    return (at - _EPOCH) // timedelta(microseconds=1)
+
+
+def from_micros(micros: int) -> datetime:
+    """Return the aware UTC time of whole microseconds since 1970."""
+    return _EPOCH + timedelta(microseconds=micros)
+
+
+class Model(BaseModel):
+    """A frozen value. Unknown fields are refused: callers learn of a typing mistake at once."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Stored(BaseModel):
+    """A frozen value that is read back from storage: a later release's unknown fields pass by."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")

@@ -1,0 +1,507 @@
+"""The event log of a run: a closed, discriminated union of what can be recorded (decision 19).
+
+A payload stands once, in its event; steps, calls, messages and checkpoints refer to it by seq and
+digest. `NewEvent` is what a writer hands in, `RecordedEvent` what the store gives back: its `seq`
+starts at 1, has no gaps, and was assigned in the transaction of the fact it reports (R-6.1).
+Readers accept types they do not know as `Unknown`, so that an older release passes them through.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from typing import Annotated, Literal
+
+from pydantic import Field, JsonValue, TypeAdapter, ValidationError
+
+from perdure.protocol.base import SCHEMA_VERSION, Stored, Time
+from perdure.protocol.failures import Failure
+from perdure.protocol.ids import event_id, span_id
+from perdure.protocol.states import (
+    CancelAction,
+    InterruptKind,
+    OnExpiry,
+    RunState,
+    SideEffect,
+    ToolCallStatus,
+    Transition,
+)
+from perdure.protocol.values import BlobRef
+
+
+class StateEvent(Stored):
+    """The run moved. The first event of every run is its creation, `state` pending.
+
+    `answer` stands in the terminal event of a success, `failure` in that of a failure,
+    `effects` in that of a cancelled run: what cannot be undone and what was in flight.
+    `history_position` (start) tells how much of the thread the planner sees.
+    """
+
+    type: Literal["state"] = "state"
+    state: RunState
+    from_state: RunState | None = None
+    why: Transition | None = None
+    answer: JsonValue = None
+    answer_ref: BlobRef | None = None
+    failure: Failure | None = None
+    effects: list[dict[str, JsonValue]] | None = None
+    history_position: int | None = None
+
+
+class ActionEvent(Stored):
+    """A tool call was decided; durable before anything runs. Carries the policy's decision."""
+
+    type: Literal["action"] = "action"
+    tool_call_id: str
+    ordinal: int
+    tool: str
+    version: str | None = None
+    args: JsonValue = None
+    args_ref: BlobRef | None = None
+    args_digest: str
+    effect_key: str
+    side_effect: SideEffect | None = SideEffect.READ
+    repeatable: bool = True
+    status: ToolCallStatus = ToolCallStatus.PROPOSED
+    policy_effect: Literal["allow", "ask", "deny"] = "allow"
+    policy_rule: str = ""
+    policy_version: str = ""
+    planner_call_id: str | None = None
+
+
+class ResultEvent(Stored):
+    """The one result of a tool call. `by` tells who knew it when it was not the tool itself."""
+
+    type: Literal["result"] = "result"
+    tool_call_id: str
+    status: ToolCallStatus
+    output: JsonValue = None
+    output_ref: BlobRef | None = None
+    output_digest: str | None = None
+    error: Failure | None = None
+    external_ref: str | None = None
+    done: str | None = None
+    not_done: str | None = None
+    executions: int = 0
+    by: Literal["tool", "lookup", "person", "runtime", "policy", "callback"] = "tool"
+
+
+class ApprovalRequestEvent(Stored):
+    """Opens an approval: names what is asked, for which call, until when."""
+
+    type: Literal["approval_request"] = "approval_request"
+    approval_id: str
+    tool_call_id: str
+    title: str
+    artifact_ref: str | None = None
+    requested_actions: tuple[dict[str, JsonValue], ...] = ()
+    risk: str = "low"
+    reason: str = ""
+    args_digest: str
+    definition_digest: str
+    approvers: tuple[str, ...] = ()
+    expires_at: Time | None = None
+    on_expiry: OnExpiry = OnExpiry.FAIL
+
+
+class InterruptEvent(Stored):
+    """Opens an interrupt that is not an approval."""
+
+    type: Literal["interrupt"] = "interrupt"
+    interrupt_id: str
+    kind: InterruptKind
+    key: str | None = None
+    title: str = ""
+    payload: JsonValue = None
+    payload_ref: BlobRef | None = None
+    answer_schema: dict[str, JsonValue] | None = None
+    tool_call_id: str | None = None
+    expires_at: Time | None = None
+    on_expiry: OnExpiry = OnExpiry.FAIL
+
+
+class ResumeEvent(Stored):
+    """Closes an interrupt: answered, expired or cancelled; by whom and why."""
+
+    type: Literal["resume"] = "resume"
+    interrupt_id: str
+    outcome: Literal["answered", "expired", "cancelled"]
+    answer: str | None = None
+    value: JsonValue = None
+    by: str | None = None
+    reason: str | None = None
+    tool_call_id: str | None = None
+    effective_args: JsonValue = None
+    effective_digest: str | None = None
+    policy_version: str | None = None
+
+
+class CancelEvent(Stored):
+    """A cancel was accepted; its place in the log shows which effects came before it."""
+
+    type: Literal["cancel"] = "cancel"
+    action: CancelAction
+    epoch: int
+    by: str
+    source: str = "api"
+    reason: str | None = None
+
+
+class AttemptEvent(Stored):
+    """A worker took the run (`claimed`, `recovered`) or lost it (`lost`)."""
+
+    type: Literal["attempt"] = "attempt"
+    phase: Literal["claimed", "recovered", "lost"]
+    attempt: int
+    worker: str
+    reason: str | None = None
+
+
+class StepEvent(Stored):
+    """A step is over; `succeeded` means that all of its calls have results."""
+
+    type: Literal["step"] = "step"
+    index: int
+    status: Literal["succeeded", "failed", "cancelled"] = "succeeded"
+
+
+class Usage(Stored):
+    """What one model request used."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cost: float = 0.0
+
+
+class ModelEvent(Stored):
+    """One model request of the planner and its reply. `calls` name the actions that follow."""
+
+    type: Literal["model"] = "model"
+    model: str
+    text: str = ""
+    text_ref: BlobRef | None = None
+    finish: str = ""
+    usage: Usage = Usage()
+    request_digest: str | None = None
+    session: str | None = None
+    duration_ms: int = 0
+
+
+class MessageEvent(Stored):
+    """A message of the run that is neither its input nor its answer."""
+
+    type: Literal["message"] = "message"
+    role: str
+    parts: list[JsonValue]
+    message_id: str | None = None
+
+
+class DeltaEvent(Stored):
+    """A coalesced fragment of streamed text, with its place in the whole."""
+
+    type: Literal["delta"] = "delta"
+    message_id: str
+    offset: int
+    text: str
+
+
+class RetryEvent(Stored):
+    """A call or an attempt failed and is tried again after `delay_ms`."""
+
+    type: Literal["retry"] = "retry"
+    subject: Literal["model", "tool", "attempt"]
+    failed: int
+    failure: Failure
+    delay_ms: int = 0
+    tool_call_id: str | None = None
+
+
+class TimeoutEvent(Stored):
+    """A limit of time was reached."""
+
+    type: Literal["timeout"] = "timeout"
+    subject: Literal["run", "tool", "model", "approval", "interrupt"]
+    limit_ms: int
+    tool_call_id: str | None = None
+    interrupt_id: str | None = None
+
+
+class CompensationEvent(Stored):
+    """The effect of a call was undone, or that was tried."""
+
+    type: Literal["compensation"] = "compensation"
+    tool_call_id: str
+    status: str
+    detail: JsonValue = None
+
+
+class GuardrailEvent(Stored):
+    """A guardrail judged content."""
+
+    type: Literal["guardrail"] = "guardrail"
+    rule: str
+    outcome: str
+    action: str
+
+
+class UsageEvent(Stored):
+    """Use that no model event carries."""
+
+    type: Literal["usage"] = "usage"
+    subject: str
+    usage: Usage
+
+
+class PlanItem(Stored):
+    """One item of the plan."""
+
+    text: str = Field(max_length=1000)
+    status: Literal["pending", "in_progress", "done", "dropped"] = "pending"
+
+
+class PlanEvent(Stored):
+    """The plan was revised; `items` are the whole plan."""
+
+    type: Literal["plan"] = "plan"
+    revision: int
+    items: list[PlanItem]
+
+
+class ArtifactEvent(Stored):
+    """An artifact was committed."""
+
+    type: Literal["artifact"] = "artifact"
+    artifact_id: str
+    name: str
+    version: int
+    media_type: str
+    digest: str
+    size: int
+    status: str = "draft"
+    tool_call_id: str | None = None
+
+
+class HandoffEvent(Stored):
+    """Another agent took over within the run."""
+
+    type: Literal["handoff"] = "handoff"
+    source: str
+    target: str
+    reason: str = ""
+
+
+class ChildEvent(Stored):
+    """A child run was spawned, or its result arrived."""
+
+    type: Literal["child"] = "child"
+    phase: Literal["spawned", "result"]
+    child_run_id: str
+    result: JsonValue = None
+
+
+class TakeoverEvent(Stored):
+    """A person took the run over, or gave it back."""
+
+    type: Literal["takeover"] = "takeover"
+    by: str
+    phase: Literal["taken", "returned"]
+
+
+class ErrorEvent(Stored):
+    """Something failed without ending the run."""
+
+    type: Literal["error"] = "error"
+    failure: Failure
+
+
+class CustomEvent(Stored):
+    """What an agent reports of its own."""
+
+    type: Literal["custom"] = "custom"
+    name: str
+    value: JsonValue = None
+
+
+class LateEvent(Stored):
+    """The result of an execution whose worker had lost its right: evidence, never merged."""
+
+    type: Literal["late"] = "late"
+    tool_call_id: str
+    execution: int
+    attempt: int
+    epoch: int
+    status: ToolCallStatus
+    output: JsonValue = None
+    output_ref: BlobRef | None = None
+    external_ref: str | None = None
+
+
+class RepairEvent(Stored):
+    """An operator, or the runtime's own check, put the run aside or repaired it."""
+
+    type: Literal["repair"] = "repair"
+    action: str
+    by: str
+    reason: str
+    before: JsonValue = None
+    after: JsonValue = None
+
+
+class GapEvent(Stored):
+    """Events before `kept_from` are no longer kept."""
+
+    type: Literal["gap"] = "gap"
+    kept_from: int
+
+
+class Unknown(Stored):
+    """An event type of a later release; its data is passed through unread."""
+
+    type: str
+
+
+EventData = (
+    StateEvent
+    | ActionEvent
+    | ResultEvent
+    | ApprovalRequestEvent
+    | InterruptEvent
+    | ResumeEvent
+    | CancelEvent
+    | AttemptEvent
+    | StepEvent
+    | ModelEvent
+    | MessageEvent
+    | DeltaEvent
+    | RetryEvent
+    | TimeoutEvent
+    | CompensationEvent
+    | GuardrailEvent
+    | UsageEvent
+    | PlanEvent
+    | ArtifactEvent
+    | HandoffEvent
+    | ChildEvent
+    | TakeoverEvent
+    | ErrorEvent
+    | CustomEvent
+    | LateEvent
+    | RepairEvent
+    | GapEvent
+)
+
+EVENT_ADAPTER: TypeAdapter[EventData] = TypeAdapter(
+    Annotated[EventData, Field(discriminator="type")]
+)
+
+EVENT_TYPES: tuple[str, ...] = (
+    "state",
+    "action",
+    "result",
+    "approval_request",
+    "interrupt",
+    "resume",
+    "cancel",
+    "attempt",
+    "step",
+    "model",
+    "message",
+    "delta",
+    "retry",
+    "timeout",
+    "compensation",
+    "guardrail",
+    "usage",
+    "plan",
+    "artifact",
+    "handoff",
+    "child",
+    "takeover",
+    "error",
+    "custom",
+    "late",
+    "repair",
+    "gap",
+)
+"""The closed list. Stores keep the position (from 1) as a small number: append, never reorder."""
+
+TYPE_NUMBER: dict[str, int] = {name: number for number, name in enumerate(EVENT_TYPES, start=1)}
+TYPE_NAME: dict[int, str] = {number: name for name, number in TYPE_NUMBER.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewEvent:
+    """An event to be recorded. The store gives it seq, time, attempt and epoch."""
+
+    data: EventData
+    step_index: int
+
+    def encoded(self) -> bytes:
+        """Return the stored JSON of `data`, without its type and without absent fields."""
+        return self.data.model_dump_json(exclude={"type"}, exclude_defaults=True).encode()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedEvent:
+    """An event as it stands in the log. `raw` is the stored JSON of its data."""
+
+    run_id: str
+    seq: int
+    type: str
+    step_index: int
+    at: datetime
+    attempt: int
+    epoch: int
+    raw: bytes
+    schema_version: int = SCHEMA_VERSION
+
+    @property
+    def event_id(self) -> str:
+        """Return the id derived from run and seq."""
+        return event_id(self.run_id, self.seq)
+
+    @cached_property
+    def data(self) -> EventData | Unknown:
+        """Return the typed data; `Unknown` for a type of a later release."""
+        return parse_event_data(self.type, self.raw)
+
+
+_MODELS: dict[str, type[Stored]] = {
+    model.model_fields["type"].default: model
+    for model in EventData.__args__  # the union is the one list of event models
+}
+
+
+def parse_event_data(event_type: str, raw: bytes) -> EventData | Unknown:
+    """Return the typed data of stored JSON; raise DamagedEvent when it does not fit its type."""
+    model = _MODELS.get(event_type)
+    if model is None:
+        return Unknown(type=event_type)
+    try:
+        return model.model_validate_json(raw)  # pyright: ignore[reportReturnType]  # every value of _MODELS is a member of the union
+    except ValidationError as error:
+        raise DamagedEvent(f"a stored {event_type} event does not fit its type: {error}") from None
+
+
+class DamagedEvent(ValueError):
+    """A stored event cannot be read: the row was damaged, or written by something else."""
+
+
+class EventView(Stored):
+    """An event as it is sent to clients (R-6.1)."""
+
+    event_id: str
+    run_id: str
+    seq: int
+    type: str
+    step_index: int
+    time: Time
+    schema_version: int
+    attempt: int
+    trace_id: str
+    span_id: str
+    data: JsonValue
+
+
+def span_of(run_id: str, step_index: int) -> str:
+    """Return the span id that events of a step carry."""
+    return span_id(run_id, step_index)

@@ -1,0 +1,194 @@
+"""The objects beside a run as they are kept and shown: attempts, steps, calls, interrupts, …
+
+Rows are plain frozen dataclasses, the same for every store. Payloads stand in the event named by
+a `…_seq`; a view for clients is made in `perdure.service`.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from pydantic import JsonValue
+
+from perdure.protocol.messages import Role
+from perdure.protocol.states import (
+    ArtifactStatus,
+    AttemptEnd,
+    InterruptKind,
+    InterruptStatus,
+    OnExpiry,
+    SideEffect,
+    StepStatus,
+    ToolCallStatus,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptRow:
+    """One worker's hold on a run."""
+
+    run_id: str
+    attempt: int
+    token: int
+    worker_id: str
+    started_at: datetime
+    ended_at: datetime | None = None
+    end_reason: AttemptEnd | None = None
+    last_commit_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRow:
+    """One round of the planner's decision."""
+
+    run_id: str
+    index: int
+    status: StepStatus
+    first_seq: int
+    last_seq: int | None = None
+    started_at: datetime
+    ended_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCallRow:
+    """One side effect. Arguments stand in the event at `action_seq`, the result at `result_seq`."""
+
+    tool_call_id: str
+    run_id: str
+    step_index: int
+    ordinal: int
+    tool: str
+    version: str | None
+    side_effect: SideEffect | None
+    repeatable: bool
+    needs_approval: bool
+    status: ToolCallStatus
+    args_digest: str
+    effective_digest: str
+    effect_key: str
+    external_ref: str | None = None
+    action_seq: int
+    result_seq: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutionRow:
+    """One time a tool call was handed to its tool. `outcome` is None while it runs or is lost."""
+
+    tool_call_id: str
+    number: int
+    run_id: str
+    attempt: int
+    args_digest: str
+    started_at: datetime
+    ended_at: datetime | None = None
+    outcome: ToolCallStatus | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRow:
+    """A position in the log from which a run can be rebuilt, with a digest to prove it."""
+
+    checkpoint_id: str
+    run_id: str
+    seq: int
+    parent_seq: int | None
+    step_index: int
+    attempt: int
+    epoch: int
+    schema_version: int
+    agent_state: JsonValue
+    digest: str
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InterruptRow:
+    """A question to a person. What was asked stands at `opened_seq`, the answer at `closed_seq`."""
+
+    interrupt_id: str
+    run_id: str
+    tenant_id: str
+    kind: InterruptKind
+    status: InterruptStatus
+    key: str | None = None
+    tool_call_id: str | None = None
+    args_digest: str | None = None
+    definition_digest: str | None = None
+    opened_seq: int
+    closed_seq: int | None = None
+    expires_at: datetime | None = None
+    on_expiry: OnExpiry = OnExpiry.FAIL
+    answer: str | None = None
+    answer_digest: str | None = None
+    answered_by: str | None = None
+    answered_at: datetime | None = None
+    consumed_by: int | None = None
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArtifactRow:
+    """A formal product of a run; the content is a blob."""
+
+    artifact_id: str
+    run_id: str
+    tenant_id: str
+    thread_id: str
+    name: str
+    version: int
+    media_type: str
+    digest: str
+    size: int
+    status: ArtifactStatus
+    step_index: int
+    tool_call_id: str | None
+    seq: int
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThreadRow:
+    """A conversation: a context boundary, never a lock."""
+
+    thread_id: str
+    tenant_id: str
+    title: str
+    metadata: dict[str, JsonValue]
+    participants: list[JsonValue]
+    capabilities: list[str]
+    active_run_id: str | None
+    last_position: int
+    created_at: datetime
+    updated_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageRow:
+    """A message of a thread. Its content is `body`, else the run's input (`seq` None) or event."""
+
+    message_id: str
+    thread_id: str
+    tenant_id: str
+    position: int
+    run_id: str | None
+    seq: int | None
+    role: Role
+    author: str
+    body: JsonValue
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LateRow:
+    """A result that came after its worker had lost the run."""
+
+    tool_call_id: str
+    execution: int
+    run_id: str
+    attempt: int
+    epoch: int
+    seq: int
+    status: ToolCallStatus
+    external_ref: str | None
+    recorded_at: datetime

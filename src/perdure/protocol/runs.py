@@ -1,0 +1,291 @@
+"""Runs as they are asked for, kept and shown, and the projections of their row.
+
+`status_of`, `waiting_on` and `next_actions` are pure functions of the row; nothing stores what
+they return (R-2.3). Each protocol binding has another such table of its own beside this one.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Annotated
+
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, JsonValue
+
+from perdure.protocol.base import Model, Stored, Time
+from perdure.protocol.failures import Failure, FailureCode
+from perdure.protocol.policies import (
+    MAX_ATTEMPTS_DEFAULT,
+    MAX_STEPS_DEFAULT,
+    Budget,
+    Timeouts,
+)
+from perdure.protocol.states import (
+    TERMINAL,
+    CancelAction,
+    InterruptKind,
+    NextAction,
+    ParkedOn,
+    RunState,
+    RunStatus,
+    WaitingOn,
+)
+from perdure.protocol.values import IDEMPOTENCY_KEY_BYTES_MAX, METADATA_KEYS_MAX, BlobRef, Value
+
+
+def _bounded_metadata(value: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    if len(value) > METADATA_KEYS_MAX:
+        raise ValueError(f"at most {METADATA_KEYS_MAX} keys")
+    if any(len(key) > 200 for key in value):
+        raise ValueError("a key is longer than 200 characters")
+    return value
+
+
+def _bounded_key(value: str | None) -> str | None:
+    if value is not None and not 0 < len(value.encode()) <= IDEMPOTENCY_KEY_BYTES_MAX:
+        raise ValueError(f"1 to {IDEMPOTENCY_KEY_BYTES_MAX} bytes")
+    return value
+
+
+def _scope_list(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+Metadata = Annotated[dict[str, JsonValue], AfterValidator(_bounded_metadata)]
+IdempotencyKey = Annotated[str | None, AfterValidator(_bounded_key)]
+
+
+class RunContext(Stored):
+    """Who and what a run is for; reaches policy, planner and tools unchanged (R-3.3)."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    user_id: str | None = Field(default=None, max_length=200)
+    tenant_id: str | None = Field(default=None, max_length=200)
+    scope: Annotated[tuple[str, ...], BeforeValidator(_scope_list)] = Field(
+        default=(), max_length=100
+    )
+
+
+class RunOptions(Model):
+    """How a run is to be carried out (R-3.4)."""
+
+    idempotency_key: IdempotencyKey = None
+    max_steps: int = Field(default=MAX_STEPS_DEFAULT, ge=1, le=100_000)
+    max_attempts: int = Field(default=MAX_ATTEMPTS_DEFAULT, ge=1, le=100)
+    timeouts: Timeouts = Timeouts()
+    budget: Budget = Budget()
+    estimated_cost: float | None = Field(default=None, ge=0)
+    risk: str | None = Field(default=None, pattern="^(low|medium|high)$")
+    cancel_policy: CancelAction = CancelAction.INTERRUPT
+    recovery_mode: str = Field(default="resume", pattern="^(resume|fail)$")
+    output_schema: dict[str, JsonValue] | None = None
+    required_artifacts: tuple[str, ...] = Field(default=(), max_length=50)
+    multitask_strategy: str = Field(default="enqueue", pattern="^(enqueue|reject)$")
+    agent_version: str | None = Field(default=None, min_length=1, max_length=50)
+    loop_limit: int = Field(
+        5, ge=1, le=1000, description="same tool and arguments, in a row or not"
+    )
+    corrections_max: int = Field(default=3, ge=0, le=100, description="invalid calls in a row")
+    metadata: Metadata = Field(default_factory=dict[str, JsonValue])
+    tags: tuple[Annotated[str, Field(max_length=200)], ...] = Field(default=(), max_length=50)
+
+
+class Caller(Stored):
+    """Who asked for the run, as known at its creation (R-3.3)."""
+
+    tenant_id: str
+    principal: str
+    organisation: str | None = None
+    project: str | None = None
+    roles: tuple[str, ...] = ()
+    policy_version: str = ""
+    data_scope: tuple[str, ...] = ()
+
+
+class Counters(Stored):
+    """What a run has used so far, kept on its row."""
+
+    model_calls: int = 0
+    tool_calls: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cost: float = 0.0
+    waiting_ms: int = 0
+    retries: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFacts:
+    """The cold half of a run's row: written once, at creation."""
+
+    run_id: str
+    tenant_id: str
+    agent_id: str
+    agent_version: str
+    thread_id: str
+    root_run_id: str
+    parent_run_id: str | None
+    retry_of: str | None
+    input: Value
+    context: RunContext
+    options: RunOptions
+    caller: Caller
+    trace_id: str
+    created_at: datetime
+    required_runtime: int
+    schema_version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunHot:
+    """The hot half of a run's row: what moves. `lease_owner` is None when nobody holds it."""
+
+    state: RunState
+    step_index: int
+    last_seq: int
+    retained_from_seq: int = 1
+    attempt: int = 0
+    faults: int = 0
+    lease_owner: str | None = None
+    lease_token: int = 0
+    lease_expires_at: datetime | None = None
+    cancel_epoch: int = 0
+    cancel_action: CancelAction | None = None
+    parked_on: ParkedOn | None = None
+    waiting_kind: InterruptKind | None = None
+    waiting_since: datetime | None = None
+    wake_at: datetime | None = None
+    deadline_at: datetime | None = None
+    code: FailureCode | None = None
+    open_calls: int = 0
+    open_interrupts: int = 0
+    open_children: int = 0
+    counters: Counters = Counters()
+    checkpoint_seq: int | None = None
+    terminal_seq: int | None = None
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    updated_at: datetime
+    last_commit_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRow:
+    """A run as it is stored."""
+
+    facts: RunFacts
+    hot: RunHot
+
+
+_RUNNING_STATUS = {
+    RunState.PLANNING: RunStatus.RUNNING,
+    RunState.EXECUTING: RunStatus.RUNNING,
+    RunState.SUCCEEDED: RunStatus.COMPLETED,
+}
+
+
+def status_of(hot: RunHot) -> RunStatus:
+    """Return the protocol status of a run (R-2.3); never stored."""
+    if hot.state is RunState.FAILED:
+        return _failed_status(hot)
+    if hot.state is RunState.SUCCEEDED:
+        return RunStatus.COMPLETED
+    if hot.cancel_epoch > 0:
+        return RunStatus.CANCEL_REQUESTED
+    if hot.state is RunState.WAITING_HUMAN:
+        auth = hot.waiting_kind is InterruptKind.AUTH
+        return RunStatus.AUTH_REQUIRED if auth else RunStatus.INPUT_REQUIRED
+    if hot.state is RunState.PENDING:
+        return RunStatus.SUBMITTED if hot.parked_on is not None else RunStatus.QUEUED
+    held_or_parked = hot.lease_owner is not None or hot.parked_on is not None
+    return RunStatus.RUNNING if held_or_parked or hot.attempt > 0 else RunStatus.QUEUED
+
+
+def _failed_status(hot: RunHot) -> RunStatus:
+    match hot.code:
+        case FailureCode.RUN_TIMEOUT:
+            return RunStatus.TIMED_OUT
+        case FailureCode.RUN_CANCELLED:
+            rollback = hot.cancel_action is CancelAction.ROLLBACK
+            return RunStatus.CANCELED if rollback else RunStatus.INTERRUPTED
+        case _:
+            return RunStatus.FAILED
+
+
+_PARKED_WAIT: dict[ParkedOn, WaitingOn] = {
+    ParkedOn.THREAD: WaitingOn.QUEUE,
+    ParkedOn.TIMER: WaitingOn.TIMER,
+    ParkedOn.RETRY: WaitingOn.RETRY,
+    ParkedOn.CHILD: WaitingOn.CHILD,
+    ParkedOn.CALLBACK: WaitingOn.CALLBACK,
+    ParkedOn.REPAIR: WaitingOn.REPAIR,
+    ParkedOn.CLOSING: WaitingOn.RECOVERY,
+}
+
+
+def waiting_on(hot: RunHot) -> WaitingOn:
+    """Return what the run waits for (R-2.7)."""
+    if hot.state in TERMINAL:
+        return WaitingOn.NOTHING
+    if hot.parked_on is ParkedOn.REPAIR:
+        return WaitingOn.REPAIR
+    if hot.state is RunState.WAITING_HUMAN:
+        return WaitingOn.PERSON
+    if hot.parked_on is not None:
+        return _PARKED_WAIT[hot.parked_on]
+    if hot.lease_owner is None:
+        return WaitingOn.RECOVERY if hot.faults > 0 else WaitingOn.QUEUE
+    return WaitingOn.MODEL if hot.state is RunState.PLANNING else WaitingOn.TOOL
+
+
+def next_actions(hot: RunHot) -> list[NextAction]:
+    """Return what may be done next with a run, before the caller's rights are applied."""
+    status = status_of(hot)
+    if hot.state in TERMINAL:
+        return []
+    if status is RunStatus.AUTH_REQUIRED:
+        return [NextAction.AUTHORISE, NextAction.CANCEL]
+    if hot.open_interrupts > 0 and status is not RunStatus.CANCEL_REQUESTED:
+        return [NextAction.ANSWER_INTERRUPT, NextAction.CANCEL]
+    if status is RunStatus.CANCEL_REQUESTED:
+        return [NextAction.WAIT]
+    return [NextAction.WAIT, NextAction.CANCEL]
+
+
+class Run(Stored):
+    """A run as it is shown (R-1.1). `last_seq` makes following from this snapshot exact."""
+
+    run_id: str
+    tenant_id: str
+    agent_id: str
+    agent_version: str
+    thread_id: str
+    root_run_id: str
+    parent_run_id: str | None
+    retry_of: str | None
+    state: RunState
+    status: RunStatus
+    waiting_on: WaitingOn
+    waiting_since: Time | None
+    step_index: int
+    attempt: int
+    cancel_epoch: int
+    last_seq: int
+    retained_from_seq: int
+    input: JsonValue
+    input_ref: BlobRef | None
+    context: RunContext
+    options: RunOptions
+    caller: Caller
+    answer: JsonValue
+    answer_ref: BlobRef | None
+    error: Failure | None
+    usage: Counters
+    open_interrupts: list[str]
+    next_actions: list[NextAction]
+    trace_id: str
+    created_at: Time
+    started_at: Time | None
+    finished_at: Time | None
+    updated_at: Time
+    deadline_at: Time | None
+    schema_version: int

@@ -1,0 +1,1 @@
+"""HTTP building blocks that all bindings share."""

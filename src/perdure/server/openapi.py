@@ -1,0 +1,87 @@
+"""The OpenAPI document: the framework's, with problems documented as what they are."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+from fastapi import FastAPI
+
+from perdure.server.problems import KINDS, MEDIA_TYPE, Problem
+
+Responses = dict[int | str, dict[str, Any]]
+
+_EXAMPLE: dict[str, Any] = {
+    "type": "urn:perdure:problem:not_found",
+    "title": KINDS["not_found"].title,
+    "status": 404,
+    "detail": "there is no such run",
+    "instance": "urn:perdure:request:req_0193f2b76a2e7c5d8f6b1a2c3d4e5f60",
+    "code": "not_found",
+    "field": None,
+    "errors": [],
+    "details": {},
+    "next_actions": [],
+}
+
+_ALWAYS = ("malformed", "forbidden", "internal", "unavailable")
+_WITH_BODY = ("too_large", "unsupported_media", "invalid", "store_full")
+
+
+def may_answer(*codes: str, body: bool = False, parameters: bool = False) -> Responses:
+    """Return the documented problems of a route: these codes and those that every route has."""
+    wanted = {*_ALWAYS, *codes, *(_WITH_BODY if body else ())}
+    if parameters:
+        wanted.add("invalid")
+    return _grouped(wanted)
+
+
+def _grouped(codes: Iterable[str]) -> Responses:
+    by_status: dict[int | str, list[str]] = {}
+    for code in sorted(codes):
+        by_status.setdefault(KINDS[code].status, []).append(code)
+    return {
+        status: {
+            "description": "Problem: " + ", ".join(f"`{code}`" for code in found),
+            "model": Problem,
+        }
+        for status, found in sorted(by_status.items(), key=lambda item: str(item[0]))
+    }
+
+
+def install_openapi(app: FastAPI) -> None:
+    """Make the application's document the framework's with our corrections, made once."""
+    original = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            schema = original()
+            _correct(schema)
+            app.openapi_schema = schema
+        return app.openapi_schema
+
+    app.openapi = openapi
+
+
+def _correct(schema: dict[str, Any]) -> None:
+    """Give problems their media type; drop the framework's own validation error."""
+    paths = cast("Mapping[str, Mapping[str, dict[str, Any]]]", schema["paths"])
+    for operations in paths.values():
+        for operation in operations.values():
+            for status, response in operation["responses"].items():
+                _correct_response(status, response)
+    components = schema.get("components", {}).get("schemas", {})
+    for name in ("HTTPValidationError", "ValidationError"):
+        components.pop(name, None)
+
+
+def _correct_response(status: str, response: dict[str, Any]) -> None:
+    content = response.get("content", {})
+    found = content.get("application/json", {}).get("schema", {})
+    reference = found.get("$ref", "")
+    if reference.endswith("/HTTPValidationError"):
+        response["description"] = "Problem: `invalid`"
+        found = {"$ref": "#/components/schemas/Problem"}
+    elif not reference.endswith("/Problem"):
+        return
+    response["content"] = {
+        MEDIA_TYPE: {"schema": found, **({"example": _EXAMPLE} if status == "404" else {})}
+    }

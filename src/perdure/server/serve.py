@@ -1,0 +1,106 @@
+"""Running the application on uvicorn so that it stops at once and cleanly.
+
+On SIGTERM or SIGINT the stopping event is set first: idle streams and waits end by themselves,
+with a clean last frame, before uvicorn waits for connections to close. Its own grace period is
+the backstop. A server without authentication listens on loopback unless told otherwise.
+"""
+
+import asyncio
+import ipaddress
+import logging
+from types import FrameType
+
+import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from perdure.protocol.errors import Invalid
+from perdure.server.settings import ServerSettings
+from perdure.server.sse import ABORT
+from perdure.server.stopping import Stopping
+
+log = logging.getLogger("perdure.server")
+
+
+class AbortableProtocol(H11Protocol):
+    """HTTP/1.1 whose connection the application can drop without sending what is buffered."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]  # uvicorn narrows it likewise
+        """Hand the application the means to drop this connection."""
+        super().connection_made(transport)
+        self.app = _with_abort(self.app, transport)
+
+
+def _with_abort(app: ASGIApp, transport: asyncio.Transport) -> ASGIApp:
+    async def abortable(scope: Scope, receive: Receive, send: Send) -> None:
+        scope.setdefault("extensions", {})[ABORT] = transport.abort
+        await app(scope, receive, send)
+
+    return abortable
+
+
+class Server(uvicorn.Server):
+    """A uvicorn server that tells the application before it waits for it."""
+
+    def __init__(self, config: uvicorn.Config, stopping: Stopping) -> None:
+        super().__init__(config)
+        self._stopping = stopping
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def startup(self, sockets: list[object] | None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]  # passed through
+        """Remember the loop, for the signal handler, and start."""
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets=sockets)  # pyright: ignore[reportArgumentType]
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Ask streams and waits to end, then the server."""
+        self.stop_streams()
+        super().handle_exit(sig, frame)
+
+    def stop_streams(self) -> None:
+        """Set the stopping event; may be called from a signal handler or another thread."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._stopping.set)
+
+
+def check_binding(settings: ServerSettings) -> None:
+    """Raise Invalid for an address that is not loopback, unless `insecure` is set."""
+    if settings.insecure or is_loopback(settings.host):
+        return
+    raise Invalid(
+        f"refusing to listen on {settings.host}: there is no authentication yet, so anybody who "
+        "reaches this address could start, read and cancel runs. Listen on 127.0.0.1 behind a "
+        "proxy that authenticates, or set `insecure` if the network is closed.",
+        field="host",
+    )
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether an address to listen on is reachable from this machine only."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def make_server(app: ASGIApp, settings: ServerSettings, stopping: Stopping) -> Server:
+    """Return a server for the application. Raises Invalid for a binding that is refused."""
+    check_binding(settings)
+    if not is_loopback(settings.host):
+        log.warning("listening without authentication", extra={"host": settings.host})
+    config = uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        http=AbortableProtocol,
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=int(settings.shutdown_grace_s),
+    )
+    return Server(config, stopping)

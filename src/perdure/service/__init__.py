@@ -1,0 +1,1 @@
+"""Every use case a caller has; the only door for bindings, CLI and console."""

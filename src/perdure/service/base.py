@@ -1,0 +1,75 @@
+"""The service's surroundings, the page every list answers with, and checks all use cases share."""
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from perdure.engine.core import Core
+from perdure.protocol.errors import Invalid, NotFound
+from perdure.protocol.ids import RUN, is_id
+from perdure.protocol.runs import RunRow
+from perdure.service.principal import Principal
+from perdure.store.ports import Backlog, Reader
+
+PAGE_LIMIT_DEFAULT = 50
+PAGE_LIMIT_MAX = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """Every use case takes this and the principal first."""
+
+    core: Core
+
+    @property
+    def reader(self) -> Reader:
+        """The reading port."""
+        return self.core.reader
+
+    async def ping(self) -> None:
+        """Return when the store answers; raise Unavailable otherwise."""
+        await self.reader.ping()
+
+    async def backlog(self) -> Backlog:
+        """Return how much waits, over all tenants."""
+        return await self.reader.backlog()
+
+    def new_request_id(self) -> str:
+        """Return a fresh id for a request."""
+        return self.core.ids.new("req")
+
+
+ItemT = TypeVar("ItemT")
+
+
+@dataclass(frozen=True, slots=True)
+class Slice(Generic[ItemT]):
+    """A page of a list; `next` is the key to go on after, None at the end."""
+
+    items: list[ItemT]
+    next: str | None
+
+
+def cut(found: list[ItemT], limit: int) -> tuple[list[ItemT], bool]:
+    """Return at most `limit` of what was found with `limit` + 1, and whether there is more."""
+    return found[:limit], len(found) > limit
+
+
+async def own_run(service: Service, principal: Principal, run_id: str) -> RunRow:
+    """Return a run of the principal's tenant; raise NotFound for any other id."""
+    row = await service.reader.find_run(principal.tenant_id, known(RUN, run_id, "run"))
+    if row is None:
+        raise NotFound("there is no such run")
+    return row
+
+
+def known(prefix: str, text: str, kind: str) -> str:
+    """Return an id of a kind; raise NotFound for text that cannot be one, as for an unknown id."""
+    if not is_id(prefix, text):
+        raise NotFound(f"there is no such {kind}")
+    return text
+
+
+def check_storable(text: str | None, field: str) -> None:
+    """Raise Invalid for a NUL character in text that stores keep as a column of its own."""
+    if text is not None and "\0" in text:
+        raise Invalid("the text holds a NUL character", field=field)

@@ -1,0 +1,294 @@
+"""The event log of a run, in pages and followed live, as clients see it (R-6.1, R-6.3).
+
+Events are encoded once, as bytes: a page and a stream send the same text. A `state` event shows
+the protocol status beside the state (R-6.2), computed from rows that no longer change for that
+seq, so every reader at any time gets the same event.
+"""
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from pydantic import JsonValue
+
+from perdure.engine.feed import Cursor, follow
+from perdure.protocol.base import SCHEMA_VERSION, format_time
+from perdure.protocol.codec import decode, encode
+from perdure.protocol.errors import HistoryReset, NotFound
+from perdure.protocol.events import (
+    DamagedEvent,
+    EventView,
+    RecordedEvent,
+    StateEvent,
+    Unknown,
+    span_of,
+)
+from perdure.protocol.failures import FailureCode
+from perdure.protocol.ids import EVENT, RUN, event_id
+from perdure.protocol.records import InterruptRow
+from perdure.protocol.runs import RunRow
+from perdure.protocol.states import TERMINAL, CancelAction, InterruptKind, RunState, RunStatus
+from perdure.service.base import Service, own_run
+from perdure.service.principal import Principal
+from perdure.service.runs import view_of
+from perdure.service.views import Snapshot
+from perdure.store.ports import InterruptFilter
+
+_INTERRUPTS_MAX = 200
+
+_LINE_ENDS = (
+    (b"\xe2\x80\xa8", b"\\u2028"),
+    (b"\xe2\x80\xa9", b"\\u2029"),
+    (b"\xc2\x85", b"\\u0085"),
+)
+"""Characters that some line readers take for line ends, escaped wherever JSON text is sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedEvent:
+    """An event as one line of JSON, an `EventView`. `is_end`: the run's terminal event."""
+
+    seq: int
+    type: str
+    body: bytes
+    is_end: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EventPage:
+    """Events of a run in order. `last_seq` is the end of its log, `next` None when reached."""
+
+    events: list[EncodedEvent]
+    last_seq: int
+    next: int | None
+    gap: Snapshot | None
+
+
+@dataclass(slots=True)
+class _Projector:
+    """Encodes events of one run; keeps the rows that statuses of the past depend on."""
+
+    service: Service
+    row: RunRow
+    interrupts: list[InterruptRow] | None = field(default=None)
+
+    async def encode(self, event: RecordedEvent) -> EncodedEvent:
+        try:
+            data = event.data
+        except DamagedEvent:
+            return self._made(event, encode({"damaged": True}), is_end=False)
+        match data:
+            case StateEvent():
+                body = await self._state(event, data)
+                return self._made(event, encode(body), is_end=data.state in TERMINAL)
+            case Unknown():
+                return self._made(event, event.raw, is_end=False)
+            case _:
+                text = data.model_dump_json(exclude={"type"}).encode()
+                return self._made(event, text, is_end=False)
+
+    def _made(self, event: RecordedEvent, data: bytes, *, is_end: bool) -> EncodedEvent:
+        run_id = event.run_id
+        head = encode(
+            {
+                "event_id": event.event_id,
+                "run_id": run_id,
+                "seq": event.seq,
+                "type": event.type,
+                "step_index": event.step_index,
+                "time": format_time(event.at),
+                "schema_version": event.schema_version,
+                "attempt": event.attempt,
+                "trace_id": self.row.facts.trace_id,
+                "span_id": span_of(run_id, event.step_index),
+            }
+        )
+        body = one_line(head[:-1] + b',"data":' + data + b"}")
+        return EncodedEvent(event.seq, event.type, body, is_end)
+
+    async def _state(self, event: RecordedEvent, data: StateEvent) -> dict[str, JsonValue]:
+        body: dict[str, JsonValue] = data.model_dump(mode="json", exclude={"type"})
+        body["status"] = await self._status(event, data)
+        body["code"] = None if data.failure is None else data.failure.code
+        return body
+
+    async def _status(self, event: RecordedEvent, data: StateEvent) -> RunStatus:
+        code = None if data.failure is None else data.failure.code
+        if data.state is RunState.SUCCEEDED:
+            return RunStatus.COMPLETED
+        if data.state is RunState.FAILED:
+            return await self._failed_status(code)
+        if event.epoch > 0:
+            return RunStatus.CANCEL_REQUESTED
+        if data.state is RunState.PENDING:
+            return RunStatus.QUEUED
+        if data.state is RunState.WAITING_HUMAN and await self._asks_for_authorisation(event.seq):
+            return RunStatus.AUTH_REQUIRED
+        waits = data.state is RunState.WAITING_HUMAN
+        return RunStatus.INPUT_REQUIRED if waits else RunStatus.RUNNING
+
+    async def _failed_status(self, code: FailureCode | None) -> RunStatus:
+        if code is FailureCode.RUN_TIMEOUT:
+            return RunStatus.TIMED_OUT
+        if code is not FailureCode.RUN_CANCELLED:
+            return RunStatus.FAILED
+        if self.row.hot.cancel_action is None:
+            facts = self.row.facts
+            fresh = await self.service.reader.find_run(facts.tenant_id, facts.run_id)
+            self.row = fresh or self.row
+        rollback = self.row.hot.cancel_action is CancelAction.ROLLBACK
+        return RunStatus.CANCELED if rollback else RunStatus.INTERRUPTED
+
+    async def _asks_for_authorisation(self, seq: int) -> bool:
+        facts = self.row.facts
+        found = await self.service.reader.list_interrupts(
+            facts.tenant_id,
+            InterruptFilter(run_id=facts.run_id),
+            after=None,
+            limit=_INTERRUPTS_MAX,
+        )
+        return any(
+            row.kind is InterruptKind.AUTH
+            and row.opened_seq <= seq
+            and (row.closed_seq is None or row.closed_seq > seq)
+            for row in found
+        )
+
+
+def one_line(body: bytes) -> bytes:
+    """Return JSON bytes without any character that a line reader could take for a line end."""
+    if body.isascii():
+        return body
+    for raw, escaped in _LINE_ENDS:
+        body = body.replace(raw, escaped)
+    return body
+
+
+@dataclass(slots=True)
+class Feed:
+    """A place in a run's log that moves forward as it is read."""
+
+    cursor: Cursor
+    projector: _Projector
+
+    @property
+    def ended(self) -> bool:
+        """True once the terminal event has been read and nothing is after it."""
+        return self.cursor.ended
+
+    async def read(self, *, wait_s: float, limit: int) -> list[EncodedEvent]:
+        """Return the next events, at once if there are any; [] after `wait_s` without one."""
+        events = await self.cursor.read(wait_s=wait_s, limit=limit)
+        return [await self.projector.encode(event) for event in events]
+
+
+async def read_page(
+    service: Service, principal: Principal, run_id: str, *, after: int, limit: int
+) -> EventPage:
+    """Return events with a larger seq. Raises NotFound, HistoryReset (a cursor of the future)."""
+    row = await own_run(service, principal, run_id)
+    check_cursor(row, after)
+    found = await service.reader.events_after(run_id, after, limit=limit)
+    projector = _Projector(service, row)
+    events = [await projector.encode(event) for event in found]
+    last = found[-1].seq if found else after
+    return EventPage(
+        events=events,
+        last_seq=max(row.hot.last_seq, last),
+        next=last if last < row.hot.last_seq else None,
+        gap=await _gap(service, row, after),
+    )
+
+
+async def starting_point(
+    service: Service, principal: Principal, run_id: str, after: int
+) -> "StartingPoint":
+    """Return what a stream from `after` begins with. Raises NotFound, HistoryReset."""
+    row = await own_run(service, principal, run_id)
+    check_cursor(row, after)
+    ended = row.hot.state in TERMINAL and after >= row.hot.last_seq
+    return StartingPoint(row=row, after=after, is_over=ended, gap=await _gap(service, row, after))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartingPoint:
+    """Where a stream begins. `is_over`: the run is terminal and nothing is after the cursor."""
+
+    row: RunRow
+    after: int
+    is_over: bool
+    gap: Snapshot | None
+
+    def gap_frame(self) -> EncodedEvent | None:
+        """Return the event that says what is missing; reading goes on after its seq."""
+        if self.gap is None:
+            return None
+        facts, seq = self.row.facts, self.gap.kept_from - 1
+        head = encode(
+            {
+                "event_id": event_id(facts.run_id, seq),
+                "run_id": facts.run_id,
+                "seq": seq,
+                "type": "gap",
+                "step_index": self.row.hot.step_index,
+                "time": format_time(self.row.hot.updated_at),
+                "schema_version": SCHEMA_VERSION,
+                "attempt": self.row.hot.attempt,
+                "trace_id": facts.trace_id,
+                "span_id": span_of(facts.run_id, self.row.hot.step_index),
+            }
+        )
+        data = self.gap.model_dump_json().encode()
+        body = one_line(head[:-1] + b',"data":' + data + b"}")
+        return EncodedEvent(seq, "gap", body, is_end=False)
+
+
+@asynccontextmanager
+async def follow_run(service: Service, start: StartingPoint) -> AsyncGenerator[Feed]:
+    """Follow a run from its starting point; holds no connection while nothing happens.
+
+    Raises NotFound, HistoryReset.
+    """
+    run_id = start.row.facts.run_id
+    after = start.after if start.gap is None else start.gap.kept_from - 1
+    async with follow(service.core, run_id, after) as cursor:
+        yield Feed(cursor, _Projector(service, start.row))
+
+
+def check_cursor(row: RunRow, after: int) -> None:
+    """Raise HistoryReset for a cursor beyond the end of the run's log."""
+    if after > row.hot.last_seq:
+        raise HistoryReset(
+            "the cursor is beyond the end of this run's log; read it from the start",
+            details={"last_seq": row.hot.last_seq},
+        )
+
+
+async def _gap(service: Service, row: RunRow, after: int) -> Snapshot | None:
+    kept_from = row.hot.retained_from_seq
+    if after + 1 >= kept_from:
+        return None
+    return Snapshot.model_construct(kept_from=kept_from, run=await view_of(service, row))
+
+
+async def get_event(service: Service, principal: Principal, identifier: str) -> EncodedEvent:
+    """Return one event by its id. Raises NotFound."""
+    run_id, seq = _parse(identifier)
+    row = await own_run(service, principal, run_id)
+    found = await service.reader.events_after(run_id, seq - 1, limit=1)
+    if not found or found[0].seq != seq:
+        raise NotFound("there is no such event")
+    return await _Projector(service, row).encode(found[0])
+
+
+def _parse(identifier: str) -> tuple[str, int]:
+    prefix, _, rest = identifier.partition("_")
+    digits, _, seq = rest.partition("_")
+    if prefix != EVENT or not (seq.isascii() and seq.isdigit() and len(seq) <= 18):
+        raise NotFound("there is no such event")
+    return f"{RUN}_{digits}", int(seq)
+
+
+def as_view(event: EncodedEvent) -> EventView:
+    """Return an encoded event as a model, for callers in this process."""
+    return EventView.model_validate(decode(event.body))

@@ -1,0 +1,286 @@
+"""Runs: create, look, list, wait, cancel."""
+
+from pydantic import Field, JsonValue
+
+from perdure.engine.cancel import cancel_run as engine_cancel
+from perdure.engine.feed import follow
+from perdure.engine.submit import RunOrder, submit_run
+from perdure.protocol.base import Model
+from perdure.protocol.codec import digest
+from perdure.protocol.errors import Forbidden, Invalid, Malformed, NotFound
+from perdure.protocol.events import DamagedEvent, StateEvent
+from perdure.protocol.failures import MEANING, Failure
+from perdure.protocol.ids import THREAD
+from perdure.protocol.runs import (
+    Run,
+    RunContext,
+    RunOptions,
+    RunRow,
+    next_actions,
+    status_of,
+    waiting_on,
+)
+from perdure.protocol.states import TERMINAL, CancelAction, InterruptStatus, RunState
+from perdure.protocol.values import IDEMPOTENCY_KEY_BYTES_MAX, WAIT_SECONDS_MAX, BlobRef
+from perdure.service.base import Service, Slice, check_storable, cut, known, own_run
+from perdure.service.principal import Principal
+from perdure.service.values import full
+from perdure.store.commits import CancelWish
+from perdure.store.ports import InterruptFilter, RunFilter
+
+_OPEN_INTERRUPTS_MAX = 200
+
+
+class RunRequest(Model):
+    """A run as it is asked for."""
+
+    input: JsonValue = Field(description="what the agent gets; any JSON value")
+    context: RunContext = Field(
+        default_factory=RunContext,
+        description="who and what the run is for; extra fields pass through",
+    )
+    options: RunOptions = Field(default_factory=RunOptions)
+
+
+class RunMade(Model):
+    """The run that stands under a request; `created` False when its key was known."""
+
+    run: Run
+    created: bool
+
+
+def fingerprint(agent_id: str, thread_id: str | None, request: RunRequest) -> str:
+    """Return the digest by which two requests under one idempotency key are the same.
+
+    The agent version counts as it was asked for; the key itself, waiting and the form of the
+    answer do not (decision 34). A field at its default counts like an absent one.
+    """
+    options = request.options.model_dump(
+        mode="json", exclude={"idempotency_key"}, exclude_defaults=True
+    )
+    context = request.context.model_dump(mode="json", exclude_defaults=True)
+    return digest([agent_id, thread_id, request.input, context, options])
+
+
+async def create_run(
+    service: Service,
+    principal: Principal,
+    agent_id: str,
+    request: RunRequest,
+    *,
+    thread_id: str | None = None,
+    header_key: str | None = None,
+    trace_id: str | None = None,
+) -> RunMade:
+    """Create a run, durable when this returns, or return the one under the idempotency key.
+
+    Raises NotFound (agent, version, thread), Forbidden (another tenant's context), Malformed
+    (header and body name different keys), Invalid, IdempotencyMismatch, ThreadBusy.
+    """
+    check_storable(agent_id, "/agent_id")
+    check_storable(request.options.agent_version, "/options/agent_version")
+    tenant = request.context.tenant_id
+    if tenant is not None and tenant != principal.tenant_id:
+        raise Forbidden(
+            "the context names a tenant that is not the caller's", field="/context/tenant_id"
+        )
+    if thread_id is not None:
+        known(THREAD, thread_id, "thread")
+    options = _with_key(request.options, header_key)
+    submitted = await submit_run(
+        service.core,
+        RunOrder(
+            agent_id=agent_id,
+            input=request.input,
+            context=request.context,
+            options=options,
+            caller=principal.as_caller(),
+            fingerprint=fingerprint(agent_id, thread_id, request),
+            thread_id=thread_id,
+            trace_id=trace_id,
+        ),
+    )
+    return RunMade.model_construct(
+        run=await view_of(service, submitted.row), created=submitted.created
+    )
+
+
+def _with_key(options: RunOptions, header_key: str | None) -> RunOptions:
+    key = options.idempotency_key
+    check_storable(key, "/options/idempotency_key")
+    if header_key is None:
+        return options
+    check_storable(header_key, "Idempotency-Key")
+    if not 0 < len(header_key.encode()) <= IDEMPOTENCY_KEY_BYTES_MAX:
+        raise Invalid(f"Idempotency-Key takes 1 to {IDEMPOTENCY_KEY_BYTES_MAX} bytes")
+    if key is not None and key != header_key:
+        raise Malformed(
+            "the Idempotency-Key header and the body name different keys",
+            field="/options/idempotency_key",
+        )
+    return options.model_copy(update={"idempotency_key": header_key})
+
+
+async def get_run(service: Service, principal: Principal, run_id: str) -> Run:
+    """Return a run with its input and answer whole. Raises NotFound."""
+    row = await own_run(service, principal, run_id)
+    return await view_of(service, row, whole=True)
+
+
+async def last_seq(service: Service, principal: Principal, run_id: str) -> int:
+    """Return the seq of a run's last event. Raises NotFound."""
+    return (await own_run(service, principal, run_id)).hot.last_seq
+
+
+async def list_runs(
+    service: Service,
+    principal: Principal,
+    *,
+    state: RunState | None = None,
+    agent_id: str | None = None,
+    thread_id: str | None = None,
+    parent_run_id: str | None = None,
+    unfinished: bool = False,
+    after: str | None = None,
+    limit: int,
+) -> Slice[Run]:
+    """Return runs, newest first."""
+    check_storable(agent_id, "agent_id")
+    where = RunFilter(
+        state=state,
+        agent_id=agent_id,
+        thread_id=thread_id,
+        parent_run_id=parent_run_id,
+        unfinished=unfinished,
+    )
+    found = await service.reader.list_runs(principal.tenant_id, where, after=after, limit=limit + 1)
+    rows, more = cut(found, limit)
+    items = [await view_of(service, row) for row in rows]
+    return Slice(items, rows[-1].facts.run_id if more else None)
+
+
+async def list_thread_runs(
+    service: Service, principal: Principal, thread_id: str, *, after: str | None, limit: int
+) -> Slice[Run]:
+    """Return the runs of a thread, newest first. Raises NotFound."""
+    thread = known(THREAD, thread_id, "thread")
+    if await service.reader.find_thread(principal.tenant_id, thread) is None:
+        raise NotFound("there is no such thread")
+    return await list_runs(service, principal, thread_id=thread, after=after, limit=limit)
+
+
+async def wait_for_run(service: Service, principal: Principal, run_id: str, seconds: float) -> Run:
+    """Return the run once it is terminal, or as it stands after `seconds` (60 at most).
+
+    Waiting neither holds nor changes the run. Raises NotFound.
+    """
+    row = await own_run(service, principal, run_id)
+    if row.hot.state not in TERMINAL and seconds > 0:
+        await _until_terminal(service, row, min(seconds, WAIT_SECONDS_MAX))
+        row = await own_run(service, principal, run_id)
+    return await view_of(service, row, whole=True)
+
+
+async def _until_terminal(service: Service, row: RunRow, seconds: float) -> None:
+    clock = service.core.clock.monotonic
+    end = clock() + seconds
+    async with follow(service.core, row.facts.run_id, row.hot.last_seq) as cursor:
+        while not cursor.ended and (left := end - clock()) > 0:
+            await cursor.read(wait_s=left)
+
+
+async def cancel_run(
+    service: Service,
+    principal: Principal,
+    run_id: str,
+    *,
+    action: CancelAction,
+    reason: str | None,
+    source: str = "api",
+) -> Run:
+    """Accept a cancel, durably, and return the run with its new epoch; idempotent.
+
+    Raises NotFound, Invalid for `rollback`, which this release does not carry out.
+    """
+    if action is CancelAction.ROLLBACK:
+        raise Invalid("cancel with rollback is not available yet", field="/action")
+    row = await own_run(service, principal, run_id)
+    wish = CancelWish(action=action, by=principal.name, source=source, reason=reason)
+    row = await engine_cancel(service.core, principal.tenant_id, row.facts.run_id, wish)
+    return await view_of(service, row)
+
+
+async def view_of(service: Service, row: RunRow, *, whole: bool = False) -> Run:
+    """Return a run as it is shown; `whole` also fetches an input and answer kept as blobs."""
+    facts, hot = row.facts, row.hot
+    answer, answer_ref, error = await _ending(service, row)
+    value = facts.input.inline
+    if whole:
+        answer = await full(service.reader, facts.tenant_id, answer, answer_ref)
+        value = await full(service.reader, facts.tenant_id, value, facts.input.ref)
+    return Run.model_construct(
+        run_id=facts.run_id,
+        tenant_id=facts.tenant_id,
+        agent_id=facts.agent_id,
+        agent_version=facts.agent_version,
+        thread_id=facts.thread_id,
+        root_run_id=facts.root_run_id,
+        parent_run_id=facts.parent_run_id,
+        retry_of=facts.retry_of,
+        state=hot.state,
+        status=status_of(hot),
+        waiting_on=waiting_on(hot),
+        waiting_since=hot.waiting_since,
+        step_index=hot.step_index,
+        attempt=hot.attempt,
+        cancel_epoch=hot.cancel_epoch,
+        last_seq=hot.last_seq,
+        retained_from_seq=hot.retained_from_seq,
+        input=value,
+        input_ref=facts.input.ref,
+        context=facts.context,
+        options=facts.options,
+        caller=facts.caller,
+        answer=answer,
+        answer_ref=answer_ref,
+        error=error,
+        usage=hot.counters,
+        open_interrupts=await _open_interrupts(service, row),
+        next_actions=next_actions(hot),
+        trace_id=facts.trace_id,
+        created_at=facts.created_at,
+        started_at=hot.started_at,
+        finished_at=hot.finished_at,
+        updated_at=hot.updated_at,
+        deadline_at=hot.deadline_at,
+        schema_version=facts.schema_version,
+    )
+
+
+async def _ending(
+    service: Service, row: RunRow
+) -> tuple[JsonValue, BlobRef | None, Failure | None]:
+    """Return answer and failure, from the terminal event; from the code when that is gone."""
+    hot = row.hot
+    if hot.terminal_seq is None:
+        return None, None, None
+    found = await service.reader.events_after(row.facts.run_id, hot.terminal_seq - 1, limit=1)
+    try:
+        data = found[0].data if found else None
+    except DamagedEvent:
+        data = None
+    if isinstance(data, StateEvent) and found[0].seq == hot.terminal_seq:
+        return data.answer, data.answer_ref, data.failure
+    if hot.code is None:
+        return None, None, None
+    return None, None, Failure(code=hot.code, reason=MEANING[hot.code][0])
+
+
+async def _open_interrupts(service: Service, row: RunRow) -> list[str]:
+    if row.hot.open_interrupts == 0:
+        return []
+    where = InterruptFilter(status=InterruptStatus.PENDING, run_id=row.facts.run_id)
+    found = await service.reader.list_interrupts(
+        row.facts.tenant_id, where, after=None, limit=_OPEN_INTERRUPTS_MAX
+    )
+    return [interrupt.interrupt_id for interrupt in found]

@@ -1,0 +1,89 @@
+"""Threads: conversations that runs belong to."""
+
+from typing import Annotated
+
+from pydantic import Field, JsonValue
+
+from perdure.protocol.base import Model
+from perdure.protocol.errors import NotFound
+from perdure.protocol.ids import THREAD
+from perdure.protocol.records import ThreadRow
+from perdure.protocol.runs import Metadata
+from perdure.service.base import Service, Slice, check_storable, cut, known
+from perdure.service.principal import Principal
+from perdure.service.views import ThreadView
+
+
+class ThreadRequest(Model):
+    """A thread as it is asked for."""
+
+    title: str = Field(default="", max_length=500)
+    metadata: Metadata = Field(default_factory=dict[str, JsonValue])
+    participants: list[dict[str, JsonValue]] = Field(
+        default_factory=list[dict[str, JsonValue]],
+        max_length=100,
+        description="users, agents and roles, and what each may see",
+    )
+    capabilities: list[Annotated[str, Field(max_length=200)]] = Field(
+        default_factory=list[str], max_length=100
+    )
+
+
+async def create_thread(
+    service: Service, principal: Principal, request: ThreadRequest
+) -> ThreadView:
+    """Create a thread."""
+    check_storable(request.title, "/title")
+    now = service.core.clock.now()
+    row = ThreadRow(
+        thread_id=service.core.ids.new(THREAD),
+        tenant_id=principal.tenant_id,
+        title=request.title,
+        metadata=request.metadata,
+        participants=list(request.participants),
+        capabilities=request.capabilities,
+        active_run_id=None,
+        last_position=0,
+        created_at=now,
+        updated_at=now,
+    )
+    await service.core.store.create_thread(row)
+    return await get_thread(service, principal, row.thread_id)
+
+
+async def get_thread(service: Service, principal: Principal, identifier: str) -> ThreadView:
+    """Return one thread. Raises NotFound."""
+    return _view(await own_thread(service, principal, identifier))
+
+
+async def list_threads(
+    service: Service, principal: Principal, *, after: str | None, limit: int
+) -> Slice[ThreadView]:
+    """Return threads, newest first."""
+    found = await service.reader.list_threads(principal.tenant_id, after=after, limit=limit + 1)
+    rows, more = cut(found, limit)
+    return Slice([_view(row) for row in rows], rows[-1].thread_id if more else None)
+
+
+async def own_thread(service: Service, principal: Principal, identifier: str) -> ThreadRow:
+    """Return a thread of the principal's tenant; raise NotFound for any other id."""
+    known(THREAD, identifier, "thread")
+    row = await service.reader.find_thread(principal.tenant_id, identifier)
+    if row is None:
+        raise NotFound("there is no such thread")
+    return row
+
+
+def _view(row: ThreadRow) -> ThreadView:
+    return ThreadView.model_construct(
+        thread_id=row.thread_id,
+        tenant_id=row.tenant_id,
+        title=row.title,
+        metadata=row.metadata,
+        participants=row.participants,
+        capabilities=row.capabilities,
+        active_run_id=row.active_run_id,
+        last_position=row.last_position,
+        created_at=row.created_at,
+        updated_at=row.updated_at,
+    )

@@ -1,0 +1,282 @@
+"""What callers see of each object: stable JSON shapes with published schemas (R-1.1).
+
+The run itself is `perdure.protocol.runs.Run`, an event `perdure.protocol.events.EventView`, a
+message `perdure.protocol.messages.Message`. Readers should let unknown fields pass by.
+"""
+
+from typing import Generic, Literal, TypeVar
+
+from pydantic import Field, JsonValue
+
+from perdure.protocol.base import Stored, Time
+from perdure.protocol.failures import Failure
+from perdure.protocol.runs import Run
+from perdure.protocol.states import (
+    Answer,
+    ArtifactStatus,
+    AttemptEnd,
+    InterruptKind,
+    InterruptStatus,
+    NextAction,
+    OnExpiry,
+    SideEffect,
+    StepStatus,
+    ToolCallStatus,
+)
+from perdure.protocol.values import BlobRef
+
+ItemT = TypeVar("ItemT")
+
+
+class Page(Stored, Generic[ItemT]):
+    """A page of a list. Pass `next` as `after` for the next page; null at the end."""
+
+    items: list[ItemT]
+    next: str | None
+
+
+class AttemptView(Stored):
+    """One worker's hold on a run."""
+
+    run_id: str
+    tenant_id: str
+    attempt: int
+    worker_id: str
+    started_at: Time
+    ended_at: Time | None
+    end_reason: AttemptEnd | None
+
+
+class StepItem(Stored):
+    """One part of a step, in the order of the log. `ref` is the id of the object it stands for."""
+
+    id: str
+    kind: Literal[
+        "model", "tool", "handoff", "guardrail", "subtask", "interrupt", "plan", "message"
+    ]
+    name: str
+    status: str
+    ref: str | None = None
+    seq: int
+    end_seq: int | None
+    span_id: str
+    started_at: Time
+    ended_at: Time | None
+
+
+class StepView(Stored):
+    """One round of the planner's decision with its ordered, typed items (R-1.3)."""
+
+    step_id: str
+    run_id: str
+    tenant_id: str
+    index: int
+    status: StepStatus
+    first_seq: int
+    last_seq: int | None
+    span_id: str
+    started_at: Time
+    ended_at: Time | None
+    items: list[StepItem]
+
+
+class ExecutionView(Stored):
+    """One time a call was handed to its tool."""
+
+    number: int
+    attempt: int
+    started_at: Time
+    ended_at: Time | None
+    outcome: ToolCallStatus | None
+
+
+class ToolCallView(Stored):
+    """One side effect with its arguments and result.
+
+    `args` are those that were decided, `effective_args` those that an approver edited. A value
+    with a reference beside it is held by reference; a list shows only the reference.
+    """
+
+    tool_call_id: str
+    run_id: str
+    tenant_id: str
+    step_id: str
+    step_index: int
+    ordinal: int
+    tool: str
+    version: str | None
+    side_effect: SideEffect | None
+    repeatable: bool
+    needs_approval: bool
+    status: ToolCallStatus
+    args: JsonValue
+    args_ref: BlobRef | None
+    args_digest: str
+    effective_args: JsonValue
+    effective_digest: str
+    effect_key: str
+    external_ref: str | None
+    output: JsonValue
+    output_ref: BlobRef | None
+    error: Failure | None
+    done: str | None
+    not_done: str | None
+    resolved_by: str | None
+    policy_effect: str | None
+    policy_rule: str | None
+    policy_version: str | None
+    action_seq: int
+    result_seq: int | None
+    executions: list[ExecutionView]
+    created_at: Time | None
+    finished_at: Time | None
+
+
+class CheckpointView(Stored):
+    """A position in the log from which the run can be rebuilt."""
+
+    checkpoint_id: str
+    run_id: str
+    tenant_id: str
+    seq: int
+    parent_seq: int | None
+    step_index: int
+    attempt: int
+    cancel_epoch: int
+    schema_version: int
+    agent_state: JsonValue
+    digest: str
+    created_at: Time
+
+
+class AskedAction(Stored):
+    """The call an interrupt is about, with its canonical arguments, never the model's prose."""
+
+    tool_call_id: str
+    tool: str
+    version: str | None
+    args: JsonValue
+    args_ref: BlobRef | None
+    args_digest: str
+    side_effect: SideEffect | None
+
+
+class InterruptView(Stored):
+    """A question to a person, and its answer once there is one."""
+
+    interrupt_id: str
+    run_id: str
+    thread_id: str
+    agent_id: str
+    tenant_id: str
+    kind: InterruptKind
+    status: InterruptStatus
+    key: str | None
+    title: str
+    reason: str
+    risk: str | None
+    payload: JsonValue
+    payload_ref: BlobRef | None
+    answer_schema: dict[str, JsonValue] | None
+    artifact_ref: str | None
+    requested_actions: list[dict[str, JsonValue]]
+    approvers: list[str]
+    action: AskedAction | None
+    definition_digest: str | None
+    answers: list[Answer]
+    expires_at: Time | None
+    on_expiry: OnExpiry
+    answer: str | None
+    value: JsonValue
+    effective_args: JsonValue
+    answer_reason: str | None
+    answered_by: str | None
+    answered_at: Time | None
+    created_at: Time
+
+
+class ArtifactView(Stored):
+    """A formal product of a run. The content is at `/v1/artifacts/{id}/content`."""
+
+    artifact_id: str
+    run_id: str
+    thread_id: str
+    tenant_id: str
+    step_index: int
+    tool_call_id: str | None
+    name: str
+    version: int
+    media_type: str
+    digest: str
+    size: int
+    status: ArtifactStatus
+    seq: int
+    created_at: Time
+
+
+class LateView(Stored):
+    """The result of an execution whose worker had lost the run: evidence, never merged."""
+
+    run_id: str
+    tenant_id: str
+    tool_call_id: str
+    execution: int
+    attempt: int
+    cancel_epoch: int
+    seq: int
+    status: ToolCallStatus
+    output: JsonValue
+    output_ref: BlobRef | None
+    external_ref: str | None
+    recorded_at: Time
+
+
+class ThreadView(Stored):
+    """A conversation: a context boundary, never a lock."""
+
+    thread_id: str
+    tenant_id: str
+    title: str
+    metadata: dict[str, JsonValue]
+    participants: list[JsonValue]
+    capabilities: list[str]
+    active_run_id: str | None
+    last_position: int
+    created_at: Time
+    updated_at: Time
+
+
+class ToolView(Stored):
+    """A tool as it is listed: its newest version and all that are registered."""
+
+    name: str
+    version: str
+    versions: list[str]
+    description: str
+    input_schema: dict[str, JsonValue]
+    output_schema: dict[str, JsonValue] | None
+    side_effect: SideEffect
+    idempotent: bool | None
+    has_lookup: bool
+    risk: str
+    permission: str | None
+    timeout_s: float | None
+    compensation: str | None
+    sandbox_only: bool
+    definition_digest: str
+    registered_at: Time
+
+
+class Snapshot(Stored):
+    """What a stream sends instead of events that are no longer kept."""
+
+    kept_from: int
+    run: Run
+
+
+class Resolution(Stored):
+    """The interrupt after an answer; `replayed` when the same answer was given before."""
+
+    interrupt: InterruptView
+    replayed: bool
+    next_actions: list[NextAction] = Field(default_factory=list[NextAction])

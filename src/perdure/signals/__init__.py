@@ -1,0 +1,1 @@
+"""Lossy wake-ups between processes: the port and its adapters. The store stays the truth."""

@@ -1,0 +1,1 @@
+"""Keeps runs and their histories: the port and its adapters."""

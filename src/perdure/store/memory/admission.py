@@ -1,0 +1,135 @@
+"""How runs enter the memory store and how workers take them."""
+
+from dataclasses import replace
+from datetime import datetime
+
+from perdure.protocol.errors import Conflict, NotFound, ThreadBusy
+from perdure.protocol.messages import Role
+from perdure.protocol.records import AttemptRow, MessageRow, ThreadRow
+from perdure.store import rules
+from perdure.store.commits import Claimed, ClaimWant, Inserted, NewRun
+from perdure.store.memory.tables import Run, Tables
+
+
+def insert(tables: Tables, new: NewRun, now: datetime) -> Inserted:
+    """Create a run with all that belongs to it, or return the one that is there."""
+    known = _known(tables, new)
+    if known is not None:
+        return Inserted(row=known.row, created=False, fingerprint=known.fingerprint)
+    thread = _thread_of(tables, new, now)
+    queued = thread.active_run_id is not None
+    if queued and new.options.multitask_strategy == "reject":
+        raise ThreadBusy("the thread has an active run", details={"run_id": thread.active_run_id})
+    tables.threads[thread.thread_id] = replace(
+        thread, active_run_id=thread.active_run_id or new.run_id
+    )
+    run = Run(
+        facts=rules.first_facts(new, now),
+        kept=rules.Kept(hot=rules.first_hot(new, now, queued=queued)),
+        queue=new.queue,
+        priority=new.priority,
+        fingerprint=new.fingerprint,
+        input_position=thread.last_position + 1,
+    )
+    _add(tables, run, new, now)
+    if not queued:
+        tables.ready[new.run_id] = now
+    return Inserted(row=run.row, created=True, fingerprint=new.fingerprint)
+
+
+def _known(tables: Tables, new: NewRun) -> Run | None:
+    if new.run_id in tables.runs:
+        return tables.runs[new.run_id]
+    if new.idempotency_key is None:
+        return None
+    run_id = tables.keys.get((new.tenant_id, new.agent_id, new.idempotency_key))
+    return None if run_id is None else tables.runs[run_id]
+
+
+def _thread_of(tables: Tables, new: NewRun, now: datetime) -> ThreadRow:
+    thread = tables.threads.get(new.thread_id)
+    if not new.creates_thread:
+        if thread is None or thread.tenant_id != new.tenant_id:
+            raise NotFound("no such thread")
+        return thread
+    if thread is not None:
+        raise Conflict("the thread exists")
+    return ThreadRow(
+        thread_id=new.thread_id,
+        tenant_id=new.tenant_id,
+        title="",
+        metadata={},
+        participants=[],
+        capabilities=[],
+        active_run_id=None,
+        last_position=0,
+        created_at=now,
+        updated_at=now,
+    )
+
+
+def _add(tables: Tables, run: Run, new: NewRun, now: datetime) -> None:
+    tables.runs[new.run_id] = run
+    if new.idempotency_key is not None:
+        tables.keys[new.tenant_id, new.agent_id, new.idempotency_key] = new.run_id
+    tables.append(run, (new.event,))
+    tables.keep_blobs(new.tenant_id, new.blobs, now)
+    tables.sync_deadline(run)
+    tables.add_message(
+        MessageRow(
+            message_id=new.message_id,
+            thread_id=new.thread_id,
+            tenant_id=new.tenant_id,
+            position=0,
+            run_id=new.run_id,
+            seq=None,
+            role=Role.USER,
+            author=new.caller.principal,
+            body=None,
+            created_at=now,
+        )
+    )
+
+
+def claim(tables: Tables, want: ClaimWant, now: datetime) -> list[Claimed]:
+    """Take runs: larger priority first, then by the time they became claimable, then by id."""
+    fitting = [
+        (-run.priority, at, run_id)
+        for run_id, at in tables.ready.items()
+        if at <= now and _fits(run := tables.runs[run_id], want)
+    ]
+    return [
+        _take(tables, tables.runs[run_id], want, now)
+        for _, _, run_id in sorted(fitting)[: want.limit]
+    ]
+
+
+def _fits(run: Run, want: ClaimWant) -> bool:
+    facts = run.facts
+    return (
+        run.queue in want.queues
+        and (facts.agent_id, facts.agent_version) in want.serves
+        and facts.required_runtime <= want.runtime_version
+    )
+
+
+def _take(tables: Tables, run: Run, want: ClaimWant, now: datetime) -> Claimed:
+    run_id = run.facts.run_id
+    before = tables.attempts.get((run_id, run.hot.attempt))
+    run.hot = rules.take(run.hot, want, now)
+    del tables.ready[run_id]
+    tables.attempts[run_id, run.hot.attempt] = AttemptRow(
+        run_id=run_id,
+        attempt=run.hot.attempt,
+        token=run.hot.lease_token,
+        worker_id=want.worker_id,
+        started_at=run.hot.updated_at,
+    )
+    previous = None if before is None else before.end_reason
+    tables.append_one(run, rules.claim_event(run.hot, want.worker_id, previous))
+    return Claimed(
+        row=run.row,
+        token=run.hot.lease_token,
+        input_position=run.input_position,
+        deadline_in_s=rules.seconds_left(run.hot, now),
+    )

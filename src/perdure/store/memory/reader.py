@@ -1,0 +1,296 @@
+"""The reading half of the memory store."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from typing import TypeVar
+
+from perdure.protocol.errors import Unavailable
+from perdure.protocol.events import RecordedEvent
+from perdure.protocol.records import (
+    ArtifactRow,
+    AttemptRow,
+    CheckpointRow,
+    ExecutionRow,
+    InterruptRow,
+    LateRow,
+    MessageRow,
+    StepRow,
+    ThreadRow,
+    ToolCallRow,
+)
+from perdure.protocol.runs import RunRow
+from perdure.protocol.states import TERMINAL, InterruptStatus, is_open
+from perdure.store.commits import DueTimer
+from perdure.store.memory.tables import Run, Tables
+from perdure.store.ports import (
+    Backlog,
+    InterruptFilter,
+    RegisteredAgent,
+    RegisteredTool,
+    RunFilter,
+)
+
+Row = TypeVar("Row")
+
+
+def _newest(
+    rows: Iterable[Row], key: Callable[[Row], str], after: str | None, limit: int
+) -> list[Row]:
+    found = [row for row in rows if after is None or key(row) < after]
+    return sorted(found, key=key, reverse=True)[:limit]
+
+
+def _oldest(
+    rows: Iterable[Row], key: Callable[[Row], str], after: str | None, limit: int
+) -> list[Row]:
+    found = [row for row in rows if after is None or key(row) > after]
+    return sorted(found, key=key)[:limit]
+
+
+class MemoryReader:
+    """The `Reader` port over dicts."""
+
+    def __init__(self, tables: Tables, is_usable: Callable[[], bool]) -> None:
+        self._tables = tables
+        self._is_usable = is_usable
+
+    def _run(self, tenant_id: str | None, run_id: str) -> Run | None:
+        run = self._tables.runs.get(run_id)
+        if run is None or tenant_id not in {None, run.facts.tenant_id}:
+            return None
+        return run
+
+    async def find_run(self, tenant_id: str | None, run_id: str) -> RunRow | None:
+        """See `Reader.find_run`."""
+        run = self._run(tenant_id, run_id)
+        return None if run is None else run.row
+
+    async def list_runs(
+        self, tenant_id: str | None, where: RunFilter, *, after: str | None, limit: int
+    ) -> list[RunRow]:
+        """See `Reader.list_runs`."""
+        rows = [
+            run.row
+            for run in self._tables.runs.values()
+            if tenant_id in {None, run.facts.tenant_id} and _matches(run, where)
+        ]
+        return _newest(rows, lambda row: row.facts.run_id, after, limit)
+
+    async def events_after(self, run_id: str, seq: int, *, limit: int) -> list[RecordedEvent]:
+        """See `Reader.events_after`."""
+        start = max(0, seq)
+        return self._tables.events.get(run_id, [])[start : start + limit]
+
+    async def list_attempts(self, run_id: str) -> list[AttemptRow]:
+        """See `Reader.list_attempts`."""
+        rows = [row for row in self._tables.attempts.values() if row.run_id == run_id]
+        return sorted(rows, key=lambda row: row.attempt)
+
+    async def list_steps(self, run_id: str, *, after: int, limit: int) -> list[StepRow]:
+        """See `Reader.list_steps`."""
+        rows = [
+            row for row in self._tables.steps.values() if row.run_id == run_id and row.index > after
+        ]
+        return sorted(rows, key=lambda row: row.index)[:limit]
+
+    def _calls(self, run_id: str) -> list[ToolCallRow]:
+        rows = [row for row in self._tables.calls.values() if row.run_id == run_id]
+        return sorted(rows, key=lambda row: (row.step_index, row.ordinal))
+
+    async def list_tool_calls(
+        self, run_id: str, *, after: tuple[int, int] | None, limit: int
+    ) -> list[ToolCallRow]:
+        """See `Reader.list_tool_calls`."""
+        rows = self._calls(run_id)
+        found = [row for row in rows if after is None or (row.step_index, row.ordinal) > after]
+        return found[:limit]
+
+    async def find_tool_call(self, tenant_id: str, tool_call_id: str) -> ToolCallRow | None:
+        """See `Reader.find_tool_call`."""
+        row = self._tables.calls.get(tool_call_id)
+        return row if row is not None and self._run(tenant_id, row.run_id) else None
+
+    async def list_executions(self, run_id: str) -> list[ExecutionRow]:
+        """See `Reader.list_executions`. In order of number, then of call."""
+        rows = [row for row in self._tables.executions.values() if row.run_id == run_id]
+        return sorted(rows, key=lambda row: (row.number, row.tool_call_id))
+
+    async def open_executions(self, run_id: str) -> list[ExecutionRow]:
+        """See `Reader.open_executions`."""
+        unfinished = {row.tool_call_id for row in self._calls(run_id) if is_open(row.status)}
+        return [row for row in await self.list_executions(run_id) if row.tool_call_id in unfinished]
+
+    async def list_checkpoints(
+        self, run_id: str, *, before: int | None, limit: int
+    ) -> list[CheckpointRow]:
+        """See `Reader.list_checkpoints`."""
+        rows = [
+            row
+            for row in self._tables.checkpoints.values()
+            if row.run_id == run_id and (before is None or row.seq < before)
+        ]
+        return sorted(rows, key=lambda row: row.seq, reverse=True)[:limit]
+
+    async def find_checkpoint(self, tenant_id: str, checkpoint_id: str) -> CheckpointRow | None:
+        """See `Reader.find_checkpoint`."""
+        row = self._tables.checkpoints.get(checkpoint_id)
+        return row if row is not None and self._run(tenant_id, row.run_id) else None
+
+    async def list_interrupts(
+        self, tenant_id: str, where: InterruptFilter, *, after: str | None, limit: int
+    ) -> list[InterruptRow]:
+        """See `Reader.list_interrupts`."""
+        rows = [
+            row
+            for row in self._tables.interrupts.values()
+            if row.tenant_id == tenant_id
+            and where.status in {None, row.status}
+            and where.run_id in {None, row.run_id}
+        ]
+        return _oldest(rows, lambda row: row.interrupt_id, after, limit)
+
+    async def find_interrupt(self, tenant_id: str | None, interrupt_id: str) -> InterruptRow | None:
+        """See `Reader.find_interrupt`."""
+        row = self._tables.interrupts.get(interrupt_id)
+        return row if row is not None and tenant_id in {None, row.tenant_id} else None
+
+    async def list_artifacts(
+        self,
+        tenant_id: str,
+        *,
+        run_id: str | None,
+        thread_id: str | None,
+        after: str | None,
+        limit: int,
+    ) -> list[ArtifactRow]:
+        """See `Reader.list_artifacts`."""
+        rows = [
+            row
+            for row in self._tables.artifacts.values()
+            if row.tenant_id == tenant_id
+            and run_id in {None, row.run_id}
+            and thread_id in {None, row.thread_id}
+        ]
+        return _oldest(rows, lambda row: row.artifact_id, after, limit)
+
+    async def find_artifact(self, tenant_id: str, artifact_id: str) -> ArtifactRow | None:
+        """See `Reader.find_artifact`."""
+        row = self._tables.artifacts.get(artifact_id)
+        return row if row is not None and row.tenant_id == tenant_id else None
+
+    async def read_blob(self, tenant_id: str, digest: str) -> bytes | None:
+        """See `Reader.read_blob`."""
+        blob = self._tables.blobs.get((tenant_id, digest))
+        return None if blob is None else blob.data
+
+    async def find_thread(self, tenant_id: str, thread_id: str) -> ThreadRow | None:
+        """See `Reader.find_thread`."""
+        row = self._tables.threads.get(thread_id)
+        return row if row is not None and row.tenant_id == tenant_id else None
+
+    async def list_threads(
+        self, tenant_id: str, *, after: str | None, limit: int
+    ) -> list[ThreadRow]:
+        """See `Reader.list_threads`."""
+        rows = [row for row in self._tables.threads.values() if row.tenant_id == tenant_id]
+        return _newest(rows, lambda row: row.thread_id, after, limit)
+
+    async def list_messages(
+        self, thread_id: str, *, after: int, limit: int, until: int | None = None
+    ) -> list[MessageRow]:
+        """See `Reader.list_messages`."""
+        rows = [
+            row
+            for row in self._tables.messages.values()
+            if row.thread_id == thread_id
+            and row.position > after
+            and (until is None or row.position <= until)
+        ]
+        return sorted(rows, key=lambda row: row.position)[:limit]
+
+    async def list_agents(self) -> list[RegisteredAgent]:
+        """See `Reader.list_agents`. Versions registered at one time are in order of version."""
+        rows = [
+            RegisteredAgent(agent_id=agent_id, version=version, card=row.body, registered_at=row.at)
+            for (agent_id, version), row in self._tables.agents.items()
+        ]
+        return sorted(rows, key=lambda row: (row.agent_id, row.registered_at, row.version))
+
+    async def list_tools(self) -> list[RegisteredTool]:
+        """See `Reader.list_tools`. Versions registered at one time are in order of version."""
+        rows = [
+            RegisteredTool(name=name, version=version, spec=row.body, registered_at=row.at)
+            for (name, version), row in self._tables.tools.items()
+        ]
+        return sorted(rows, key=lambda row: (row.name, row.registered_at, row.version))
+
+    async def list_late(self, run_id: str) -> list[LateRow]:
+        """See `Reader.list_late`."""
+        rows = [row for row in self._tables.late.values() if row.run_id == run_id]
+        return sorted(rows, key=lambda row: row.seq)
+
+    async def due_timers(self, limit: int) -> list[DueTimer]:
+        """See `Reader.due_timers`. The longest due first."""
+        now, runs = self._tables.clock(), self._tables.runs
+        due = [timer for timer in self._timers() if timer[0] <= now]
+        unheld = [timer for _, timer in due if runs[timer.run_id].hot.lease_owner is None]
+        return unheld[:limit]
+
+    def _timers(self) -> list[tuple[datetime, DueTimer]]:
+        """Return all timers by time, then run, kind and interrupt."""
+        rows = sorted(
+            (at, run_id, kind, ref or "") for (run_id, kind, ref), at in self._tables.timers.items()
+        )
+        return [
+            (at, DueTimer(run_id=run_id, kind=kind, ref=ref or None))
+            for at, run_id, kind, ref in rows
+        ]
+
+    async def is_ready(self, run_id: str) -> bool:
+        """See `Reader.is_ready`. An entry whose time has not come counts."""
+        return run_id in self._tables.ready
+
+    async def timers_of(self, run_id: str) -> list[DueTimer]:
+        """See `Reader.timers_of`. The first due first."""
+        return [timer for _, timer in self._timers() if timer.run_id == run_id]
+
+    async def backlog(self) -> Backlog:
+        """See `Reader.backlog`. `ready` counts what can be claimed, `runs_by_state` what goes on."""
+        now, tables = self._tables.clock(), self._tables
+        ready = [at for at in tables.ready.values() if at <= now]
+        asked = [
+            row.created_at
+            for row in tables.interrupts.values()
+            if row.status is InterruptStatus.PENDING
+        ]
+        states = Counter(
+            str(run.hot.state) for run in tables.runs.values() if run.hot.state not in TERMINAL
+        )
+        return Backlog(
+            ready=len(ready),
+            oldest_ready_s=_age_s(ready, now),
+            open_interrupts=len(asked),
+            oldest_interrupt_s=_age_s(asked, now),
+            runs_by_state=dict(states),
+        )
+
+    async def ping(self) -> None:
+        """See `Reader.ping`. A database that was not entered, or was left, is unavailable."""
+        if not self._is_usable():
+            raise Unavailable("the memory database is not open")
+
+
+def _matches(run: Run, where: RunFilter) -> bool:
+    facts, hot = run.facts, run.hot
+    return (
+        where.state in {None, hot.state}
+        and where.agent_id in {None, facts.agent_id}
+        and where.thread_id in {None, facts.thread_id}
+        and where.parent_run_id in {None, facts.parent_run_id}
+        and not (where.unfinished and hot.state in TERMINAL)
+    )
+
+
+def _age_s(times: list[datetime], now: datetime) -> float:
+    return max(0.0, (now - min(times)).total_seconds()) if times else 0.0

@@ -1,0 +1,210 @@
+"""The writing half of the memory store."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from pydantic import JsonValue
+
+from perdure.protocol.errors import Conflict, NotFound
+from perdure.protocol.messages import Role
+from perdure.protocol.records import LateRow, MessageRow, ThreadRow
+from perdure.protocol.runs import RunHot
+from perdure.protocol.states import AttemptEnd
+from perdure.store import rules
+from perdure.store.commits import (
+    AgentRegistration,
+    CancelWish,
+    Claimed,
+    ClaimWant,
+    Commit,
+    CommitResult,
+    Inserted,
+    LateResult,
+    LeaseKey,
+    NewRun,
+    Renewal,
+    Requeued,
+    ToolRegistration,
+)
+from perdure.store.memory.admission import claim, insert
+from perdure.store.memory.applying import apply
+from perdure.store.memory.tables import Registered, Run, Tables
+
+
+class MemoryStore:
+    """The `Store` port over dicts. No method awaits, so each is atomic on its loop."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+
+    async def insert_run(self, new: NewRun) -> Inserted:
+        """See `Store.insert_run`. A run id that exists is the same call sent again."""
+        return insert(self._tables, new, self._tables.clock())
+
+    async def claim_runs(self, want: ClaimWant) -> list[Claimed]:
+        """See `Store.claim_runs`."""
+        return claim(self._tables, want, self._tables.clock())
+
+    async def renew_leases(
+        self, worker_id: str, leases: Sequence[LeaseKey], ttl_s: float
+    ) -> list[Renewal]:
+        """See `Store.renew_leases`. An expired lease that nobody took away is prolonged."""
+        expires_at = rules.after(self._tables.clock(), ttl_s)
+        answers: list[Renewal] = []
+        for lease in leases:
+            run = self._tables.runs.get(lease.run_id)
+            held = run is not None and rules.holds(run.hot, worker_id, lease.token)
+            if run is not None and held:
+                run.hot = replace(run.hot, lease_expires_at=expires_at)
+            epoch = 0 if run is None else run.hot.cancel_epoch
+            answers.append(Renewal(run_id=lease.run_id, held=held, cancel_epoch=epoch))
+        return answers
+
+    async def commit(self, commits: Sequence[Commit]) -> list[CommitResult]:
+        """See `Store.commit`. Raises ValueError for a batch that names a run twice."""
+        rules.check_batch(commits)
+        now = self._tables.clock()
+        return [apply(self._tables, commit, now) for commit in commits]
+
+    async def request_cancel(self, run_id: str, wish: CancelWish) -> RunHot | None:
+        """See `Store.request_cancel`."""
+        run = self._tables.runs.get(run_id)
+        if run is None:
+            return None
+        if not rules.accepts_cancel(run.hot, wish):
+            return run.hot
+        now = self._tables.clock()
+        run.hot = rules.cancel(run.hot, wish, now)
+        self._tables.append_one(run, rules.cancel_event(run.hot, wish))
+        if run.hot.lease_owner is None:
+            self._tables.begin_closing(run, now)
+        return run.hot
+
+    async def record_late(self, late: LateResult) -> bool:
+        """See `Store.record_late`. Raises NotFound for a run that does not exist."""
+        tables = self._tables
+        run = tables.runs.get(late.run_id)
+        if run is None:
+            raise NotFound("no such run")
+        key = (late.tool_call_id, late.execution)
+        if key in tables.late:
+            return False
+        now = tables.clock()
+        run.hot = rules.note_late(run.hot, now)
+        tables.append_one(run, rules.late_event(late), late.step_index)
+        tables.keep_blobs(run.facts.tenant_id, late.blobs, now)
+        tables.late[key] = LateRow(
+            tool_call_id=late.tool_call_id,
+            execution=late.execution,
+            run_id=late.run_id,
+            attempt=late.attempt,
+            epoch=late.epoch,
+            seq=run.hot.last_seq,
+            status=late.status,
+            external_ref=late.external_ref,
+            recorded_at=run.hot.updated_at,
+        )
+        return True
+
+    async def requeue_expired(self, limit: int) -> list[Requeued]:
+        """See `Store.requeue_expired`. The longest expired first."""
+        now = self._tables.clock()
+        expired = [
+            (run.hot.lease_expires_at, run.facts.run_id, run)
+            for run in self._tables.runs.values()
+            if run.hot.lease_expires_at is not None and rules.is_expired(run.hot, now)
+        ]
+        expired.sort(key=lambda item: item[:2])
+        return [self._take_away(run) for _, _, run in expired[:limit]]
+
+    def _take_away(self, run: Run) -> Requeued:
+        tables, now, before = self._tables, self._tables.clock(), run.hot
+        exhausted = rules.is_exhausted(before, run.facts.options.max_attempts)
+        cancelled = before.cancel_epoch > 0
+        run.hot = rules.lose(before, now, closing=exhausted or cancelled)
+        tables.append_one(run, rules.lost_event(before))
+        tables.end_attempt(run, AttemptEnd.LEASE_LOST)
+        if exhausted or cancelled:
+            tables.begin_closing(run, now)
+        else:
+            tables.ready[run.facts.run_id] = now
+        return Requeued(run_id=run.facts.run_id, exhausted=exhausted, cancel_requested=cancelled)
+
+    async def release_runs(self, worker_id: str, leases: Sequence[LeaseKey]) -> int:
+        """See `Store.release_runs`. A run with an accepted cancel goes to its closing instead."""
+        tables, now, count = self._tables, self._tables.clock(), 0
+        for lease in leases:
+            run = tables.runs.get(lease.run_id)
+            if run is None or not rules.holds(run.hot, worker_id, lease.token):
+                continue
+            run.hot = rules.give_back(run.hot, now)
+            tables.end_attempt(run, AttemptEnd.DRAINED)
+            if run.hot.cancel_epoch > 0:
+                tables.begin_closing(run, now)
+            else:
+                tables.ready[lease.run_id] = now
+            count += 1
+        return count
+
+    async def quarantine(self, run_id: str, token: int, reason: str, step_index: int) -> bool:
+        """See `Store.quarantine`."""
+        run = self._tables.runs.get(run_id)
+        if run is None or run.hot.lease_owner is None or run.hot.lease_token != token:
+            return False
+        run.hot = rules.put_aside(run.hot, self._tables.clock())
+        self._tables.append_one(run, rules.repair_event(reason), step_index)
+        self._tables.end_attempt(run, AttemptEnd.ERROR)
+        return True
+
+    async def create_thread(self, row: ThreadRow) -> None:
+        """See `Store.create_thread`."""
+        if row.thread_id in self._tables.threads:
+            raise Conflict("the thread exists")
+        self._tables.threads[row.thread_id] = row
+
+    async def append_message(
+        self,
+        *,
+        tenant_id: str,
+        thread_id: str,
+        message_id: str,
+        role: Role,
+        author: str,
+        body: JsonValue,
+    ) -> MessageRow:
+        """See `Store.append_message`. Raises Conflict when the message's id exists."""
+        tables = self._tables
+        thread = tables.threads.get(thread_id)
+        if thread is None or thread.tenant_id != tenant_id:
+            raise NotFound("no such thread")
+        if message_id in tables.messages:
+            raise Conflict("the message exists")
+        tables.add_message(
+            MessageRow(
+                message_id=message_id,
+                thread_id=thread_id,
+                tenant_id=tenant_id,
+                position=0,
+                run_id=None,
+                seq=None,
+                role=role,
+                author=author,
+                body=body,
+                created_at=tables.clock(),
+            )
+        )
+        return tables.messages[message_id]
+
+    async def register(
+        self, agents: Sequence[AgentRegistration], tools: Sequence[ToolRegistration]
+    ) -> None:
+        """See `Store.register`. What is replaced keeps the time of its first registration."""
+        tables, now = self._tables, self._tables.clock()
+        for agent in agents:
+            key = (agent.agent_id, agent.version)
+            at = tables.agents[key].at if key in tables.agents else now
+            tables.agents[key] = Registered(body=agent.card, digest=agent.digest, at=at)
+        for tool in tools:
+            key = (tool.name, tool.version)
+            at = tables.tools[key].at if key in tables.tools else now
+            tables.tools[key] = Registered(body=tool.spec, digest=tool.digest, at=at)

@@ -1,0 +1,351 @@
+"""The two ports of persistence: `Store` writes, `Reader` reads. Adapters are memory, SQLite and
+PostgreSQL; the memory store is the readable specification and one conformance suite
+(`perdure.testing.conformance`) runs on all three.
+
+Every method of `Store` is one transaction that is durable when it returns. An adapter raises
+`Unavailable` when the database cannot be reached or its answer is unknown after its own retries,
+and `StoreFull` when there is no room; nothing else of the driver's errors passes its edge.
+
+Clocks: an adapter is made with an optional clock. With one, all times come from it (tests,
+simulation); without one, PostgreSQL's own clock rules and SQLite uses the system's.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from types import TracebackType
+from typing import Protocol, Self
+
+from pydantic import JsonValue
+
+from perdure.protocol.events import RecordedEvent
+from perdure.protocol.messages import Role
+from perdure.protocol.records import (
+    ArtifactRow,
+    AttemptRow,
+    CheckpointRow,
+    ExecutionRow,
+    InterruptRow,
+    LateRow,
+    MessageRow,
+    StepRow,
+    ThreadRow,
+    ToolCallRow,
+)
+from perdure.protocol.runs import RunHot, RunRow
+from perdure.protocol.states import InterruptStatus, RunState
+from perdure.store.commits import (
+    AgentRegistration,
+    CancelWish,
+    Claimed,
+    ClaimWant,
+    Commit,
+    CommitResult,
+    DueTimer,
+    Inserted,
+    LateResult,
+    LeaseKey,
+    NewRun,
+    Renewal,
+    Requeued,
+    ToolRegistration,
+)
+
+
+class Store(Protocol):
+    """The engine's atomic writes."""
+
+    async def insert_run(self, new: NewRun) -> Inserted:
+        """Create a run, or return the one under (tenant, agent, idempotency key).
+
+        The run gets its first event, its input message and, unless an earlier run of its thread
+        is unfinished (then `parked_on` thread), its entry in `ready`. Concurrent calls with one
+        key create one run. Raises NotFound for a thread that is not the tenant's, ThreadBusy when
+        the options say `reject` and the thread has an active run.
+        """
+        ...
+
+    async def claim_runs(self, want: ClaimWant) -> list[Claimed]:
+        """Take up to `limit` runs: by priority, then first come first served.
+
+        Each gets token + 1, attempt + 1, an attempts row and an `attempt` event (`claimed`, or
+        `recovered` when an earlier attempt was lost). Rows that are busy are left for later.
+        Only agents and versions in `serves` and runs whose `required_runtime` is not higher.
+        """
+        ...
+
+    async def renew_leases(
+        self, worker_id: str, leases: Sequence[LeaseKey], ttl_s: float
+    ) -> list[Renewal]:
+        """Prolong leases; one answer for each, in order, with the run's cancel epoch."""
+        ...
+
+    async def commit(self, commits: Sequence[Commit]) -> list[CommitResult]:
+        """Write a batch: at most one commit a run; one answer for each, in order.
+
+        Each commit is all or nothing and independent of the others. One whose `commit_id` is the
+        row's last commit id answers Committed again without writing. A holder's commit also
+        renews nothing but its own right to exist: leases are prolonged by `renew_leases`.
+        On a terminal state the thread's next unfinished run becomes claimable.
+        """
+        ...
+
+    async def request_cancel(self, run_id: str, wish: CancelWish) -> RunHot | None:
+        """Accept a cancel: epoch + 1 and a `cancel` event; return the new hot row.
+
+        A terminal run, or one with the same or a stronger cancel accepted, is returned unchanged.
+        A run that nobody holds leaves `ready` and gets a closing timer that is due at once.
+        None when there is no such run.
+        """
+        ...
+
+    async def record_late(self, late: LateResult) -> bool:
+        """Append a `late` event, also after the end; False when it was recorded before."""
+        ...
+
+    async def requeue_expired(self, limit: int) -> list[Requeued]:
+        """Take expired leases away: token + 1, faults + 1, attempt ended `lease_lost`, event.
+
+        The run becomes claimable at once; but when its faults have reached `max_attempts`, or a
+        cancel was accepted, it gets a closing timer instead.
+        """
+        ...
+
+    async def release_runs(self, worker_id: str, leases: Sequence[LeaseKey]) -> int:
+        """Hand back runs at shutdown: attempt ended `drained`, claimable at once; how many."""
+        ...
+
+    async def quarantine(self, run_id: str, token: int, reason: str, step_index: int) -> bool:
+        """Put a held run aside (`parked_on` repair, a `repair` event); False if not held so."""
+        ...
+
+    async def create_thread(self, row: ThreadRow) -> None:
+        """Create a thread. Raises Conflict when the id exists."""
+        ...
+
+    async def append_message(
+        self,
+        *,
+        tenant_id: str,
+        thread_id: str,
+        message_id: str,
+        role: Role,
+        author: str,
+        body: JsonValue,
+    ) -> MessageRow:
+        """Append a message that belongs to no run. Raises NotFound for an unknown thread."""
+        ...
+
+    async def register(
+        self, agents: Sequence[AgentRegistration], tools: Sequence[ToolRegistration]
+    ) -> None:
+        """Record what a worker serves; a known version with another digest is replaced."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFilter:
+    """Which runs to list. None leaves a field open."""
+
+    state: RunState | None = None
+    agent_id: str | None = None
+    thread_id: str | None = None
+    parent_run_id: str | None = None
+    unfinished: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InterruptFilter:
+    """Which interrupts to list."""
+
+    status: InterruptStatus | None = None
+    run_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegisteredAgent:
+    """One registered agent version."""
+
+    agent_id: str
+    version: str
+    card: JsonValue
+    registered_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegisteredTool:
+    """One registered tool version."""
+
+    name: str
+    version: str
+    spec: JsonValue
+    registered_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backlog:
+    """How much waits, for metrics."""
+
+    ready: int
+    oldest_ready_s: float
+    open_interrupts: int
+    oldest_interrupt_s: float
+    runs_by_state: Mapping[str, int]
+
+
+class Reader(Protocol):
+    """Pages, searches and counts. Lists run newest first unless said otherwise.
+
+    `after` of a page is the last id of the page before. Ids of another tenant are not found.
+    """
+
+    async def find_run(self, tenant_id: str | None, run_id: str) -> RunRow | None:
+        """Return a run; `tenant_id` None is for the runtime itself."""
+        ...
+
+    async def list_runs(
+        self, tenant_id: str | None, where: RunFilter, *, after: str | None, limit: int
+    ) -> list[RunRow]:
+        """Return a page of runs by run id, newest first."""
+        ...
+
+    async def events_after(self, run_id: str, seq: int, *, limit: int) -> list[RecordedEvent]:
+        """Return events with a larger seq, in order."""
+        ...
+
+    async def list_attempts(self, run_id: str) -> list[AttemptRow]:
+        """Return all attempts, in order."""
+        ...
+
+    async def list_steps(self, run_id: str, *, after: int, limit: int) -> list[StepRow]:
+        """Return steps with a larger index (-1 for all), in order."""
+        ...
+
+    async def list_tool_calls(
+        self, run_id: str, *, after: tuple[int, int] | None, limit: int
+    ) -> list[ToolCallRow]:
+        """Return calls in order of (step, ordinal), after that pair."""
+        ...
+
+    async def find_tool_call(self, tenant_id: str, tool_call_id: str) -> ToolCallRow | None:
+        """Return one call."""
+        ...
+
+    async def list_executions(self, run_id: str) -> list[ExecutionRow]:
+        """Return all executions of a run's calls."""
+        ...
+
+    async def open_executions(self, run_id: str) -> list[ExecutionRow]:
+        """Return every execution of the calls that have no result, in order of number."""
+        ...
+
+    async def list_checkpoints(
+        self, run_id: str, *, before: int | None, limit: int
+    ) -> list[CheckpointRow]:
+        """Return checkpoints with a smaller seq, newest first."""
+        ...
+
+    async def find_checkpoint(self, tenant_id: str, checkpoint_id: str) -> CheckpointRow | None:
+        """Return one checkpoint."""
+        ...
+
+    async def list_interrupts(
+        self, tenant_id: str, where: InterruptFilter, *, after: str | None, limit: int
+    ) -> list[InterruptRow]:
+        """Return a page of interrupts by id, oldest first."""
+        ...
+
+    async def find_interrupt(self, tenant_id: str | None, interrupt_id: str) -> InterruptRow | None:
+        """Return one interrupt."""
+        ...
+
+    async def list_artifacts(
+        self,
+        tenant_id: str,
+        *,
+        run_id: str | None,
+        thread_id: str | None,
+        after: str | None,
+        limit: int,
+    ) -> list[ArtifactRow]:
+        """Return a page of artifacts by id, oldest first."""
+        ...
+
+    async def find_artifact(self, tenant_id: str, artifact_id: str) -> ArtifactRow | None:
+        """Return one artifact."""
+        ...
+
+    async def read_blob(self, tenant_id: str, digest: str) -> bytes | None:
+        """Return the content under a digest."""
+        ...
+
+    async def find_thread(self, tenant_id: str, thread_id: str) -> ThreadRow | None:
+        """Return one thread."""
+        ...
+
+    async def list_threads(
+        self, tenant_id: str, *, after: str | None, limit: int
+    ) -> list[ThreadRow]:
+        """Return a page of threads by id, newest first."""
+        ...
+
+    async def list_messages(
+        self, thread_id: str, *, after: int, limit: int, until: int | None = None
+    ) -> list[MessageRow]:
+        """Return messages with a larger position (and not beyond `until`), in order."""
+        ...
+
+    async def list_agents(self) -> list[RegisteredAgent]:
+        """Return every registered version, by agent id, then by registration."""
+        ...
+
+    async def list_tools(self) -> list[RegisteredTool]:
+        """Return every registered tool version, by name, then by registration."""
+        ...
+
+    async def list_late(self, run_id: str) -> list[LateRow]:
+        """Return a run's late results, in order of seq."""
+        ...
+
+    async def due_timers(self, limit: int) -> list[DueTimer]:
+        """Return timers that are due, of runs that nobody holds."""
+        ...
+
+    async def is_ready(self, run_id: str) -> bool:
+        """Tell whether the run has an entry in `ready`."""
+        ...
+
+    async def timers_of(self, run_id: str) -> list[DueTimer]:
+        """Return all timers of a run, due or not."""
+        ...
+
+    async def backlog(self) -> Backlog:
+        """Return how much waits."""
+        ...
+
+    async def ping(self) -> None:
+        """Return when the database answers and its schema fits; raise Unavailable otherwise."""
+        ...
+
+
+class Database(Protocol):
+    """An open store with its reader. Entering applies pending migrations or refuses to start."""
+
+    @property
+    def store(self) -> Store:
+        """The writing port."""
+        ...
+
+    @property
+    def reader(self) -> Reader:
+        """The reading port."""
+        ...
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...

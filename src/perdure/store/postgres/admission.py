@@ -1,0 +1,308 @@
+"""How runs enter the store, and how workers take them.
+
+Concurrent `insert_run` calls travel together: whoever gets the lane takes everything that waits
+and sends it as one statement; the others find their answer when their turn comes. A call that
+meets something (its key, its run, an existing thread, blobs) goes through a transaction alone.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import anyio
+
+from perdure.protocol.base import SCHEMA_VERSION
+from perdure.protocol.errors import Conflict, NotFound, PerdureError, ThreadBusy
+from perdure.protocol.events import TYPE_NUMBER, NewEvent
+from perdure.protocol.ids import RUN, hex_of
+from perdure.protocol.runs import RunRow
+from perdure.protocol.states import AttemptEnd
+from perdure.store import rules
+from perdure.store.commits import Claimed, ClaimWant, Inserted, NewRun
+from perdure.store.postgres.driver import Connection, Row
+from perdure.store.postgres.errors import DataRefused, constraint_of
+from perdure.store.postgres.lanes import Lane
+from perdure.store.postgres.moving import columns
+from perdure.store.postgres.rows import facts_of, hot_of, run_of
+from perdure.store.postgres.statements import SQL
+from perdure.store.postgres.wire import digest_out, id_in, text_in, text_out
+
+GROUP_MAX = 64
+_SERVES_SEPARATOR = chr(31)
+
+Clock = Callable[[], datetime] | None
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A call on its way: its run, then its answer."""
+
+    new: NewRun
+    answer: Inserted | None = None
+    error: Exception | None = None
+
+    @property
+    def is_done(self) -> bool:
+        return self.answer is not None or self.error is not None
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a new run stands in its thread."""
+
+    position: int = 1
+    queued: bool = False
+
+
+class Admission:
+    """Inserts runs on a lane of its own."""
+
+    def __init__(self, lane: Lane, clock: Clock) -> None:
+        self._lane = lane
+        self._clock = clock
+        self._turn = anyio.Lock()
+        self._waiting: list[_Waiting] = []
+
+    def _now(self) -> datetime | None:
+        return None if self._clock is None else self._clock()
+
+    async def insert_run(self, new: NewRun) -> Inserted:
+        """See `Store.insert_run`."""
+        mine = _Waiting(new)
+        self._waiting.append(mine)
+        with anyio.CancelScope(shield=True):  # others may travel with this call
+            async with self._turn:
+                if not mine.is_done:
+                    await self._flush()
+        if mine.error is not None:
+            raise mine.error
+        assert mine.answer is not None
+        return mine.answer
+
+    async def _flush(self) -> None:
+        group, self._waiting = self._waiting[:GROUP_MAX], self._waiting[GROUP_MAX:]
+        together = [one for one in group if _travels(one.new)]
+        if len(together) > 1 and _are_distinct(together):
+            with suppress(DataRefused, PerdureError):  # each of them finds out alone
+                await self._insert_together(together)
+        for one in group:
+            if not one.is_done:
+                await self._insert_alone(one)
+
+    async def _insert_together(self, group: Sequence[_Waiting]) -> None:
+        runs = [(one.new, _Place()) for one in sorted(group, key=_by_key)]
+        now = await self._lane.run(lambda c: _insert(c, runs, self._now()))
+        for one in group:
+            one.answer = _inserted(one.new, now, queued=False)
+
+    async def _insert_alone(self, one: _Waiting) -> None:
+        try:
+            for _ in range(3):
+                try:
+                    one.answer = await self._lane.run(lambda c: self._in_transaction(c, one.new))
+                except DataRefused as error:
+                    if constraint_of(error) in _KEYS:
+                        continue  # somebody else's insert came first: look again
+                    raise
+                return
+            raise Conflict("an id of the run is in use")
+        except DataRefused as error:
+            one.error = Conflict(str(error))
+        except Exception as error:  # noqa: BLE001 - it belongs to the caller who sent the run
+            one.error = error
+
+    async def _in_transaction(self, connection: Connection, new: NewRun) -> Inserted:
+        async with connection.transaction():
+            known = await _find_known(connection, new)
+            if known is not None:
+                return known
+            place = await _place(connection, new)
+            if new.blobs:
+                await keep_blobs(connection, new, self._now())
+            now = await _insert(connection, [(new, place)], self._now())
+        return _inserted(new, now, queued=place.queued)
+
+
+_KEYS = {"runs_pkey", "runs_by_key", "threads_pkey", "run_state_pkey"}
+
+
+def _by_key(one: _Waiting) -> tuple[str, str]:
+    return (one.new.idempotency_key or "", one.new.run_id)
+
+
+def _travels(new: NewRun) -> bool:
+    return new.creates_thread and not new.blobs
+
+
+def _are_distinct(group: Sequence[_Waiting]) -> bool:
+    keys = [
+        (one.new.tenant_id, one.new.agent_id, one.new.idempotency_key)
+        for one in group
+        if one.new.idempotency_key is not None
+    ]
+    run_ids, threads = {one.new.run_id for one in group}, {one.new.thread_id for one in group}
+    return len(set(keys)) == len(keys) and len(run_ids) == len(threads) == len(group)
+
+
+def _inserted(new: NewRun, now: datetime, *, queued: bool) -> Inserted:
+    row = RunRow(facts=rules.first_facts(new, now), hot=rules.first_hot(new, now, queued=queued))
+    return Inserted(row=row, created=True, fingerprint=new.fingerprint)
+
+
+async def _find_known(connection: Connection, new: NewRun) -> Inserted | None:
+    rows = await connection.fetch(
+        SQL["find_idempotent_run"],
+        hex_of(new.run_id),
+        new.tenant_id,
+        new.agent_id,
+        text_out(new.idempotency_key),
+    )
+    if not rows:
+        return None
+    fingerprint = text_in(rows[0]["fingerprint"]) or ""
+    return Inserted(row=run_of(rows[0]), created=False, fingerprint=fingerprint)
+
+
+async def _place(connection: Connection, new: NewRun) -> _Place:
+    """Lock the run's thread and return the run's place in it."""
+    rows = await connection.fetch(SQL["lock_thread"], hex_of(new.thread_id))
+    if new.creates_thread:
+        if rows:
+            raise Conflict("the thread exists")
+        return _Place()
+    if not rows or rows[0]["tenant_id"] != new.tenant_id:
+        raise NotFound("no such thread")
+    active = rows[0]["active_run_id"]
+    if active is not None and new.options.multitask_strategy == "reject":
+        details = {"run_id": id_in(RUN, active)}
+        raise ThreadBusy("the thread has an active run", details=details)
+    return _Place(position=rows[0]["last_position"] + 1, queued=active is not None)
+
+
+async def keep_blobs(connection: Connection, new: NewRun, clock: datetime | None) -> None:
+    """Keep the contents of a new run once by digest."""
+    blobs = {blob.digest: blob for blob in new.blobs}
+    rows = [
+        (new.tenant_id, digest_out(blob.digest), blob.media_type.encode(), blob.data)
+        for _, blob in sorted(blobs.items())
+    ]
+    await connection.execute(SQL["insert_blob"], clock, *columns(rows))
+
+
+async def _insert(
+    connection: Connection, runs: Sequence[tuple[NewRun, _Place]], clock: datetime | None
+) -> datetime:
+    """Write runs in one statement; return the time they carry."""
+    rows = [_cells(new, place) for new, place in runs]
+    (row,) = await connection.fetch(
+        SQL["insert_run"], clock, SCHEMA_VERSION, SCHEMA_VERSION, *columns(rows)
+    )
+    return row["now"]
+
+
+def _cells(new: NewRun, place: _Place) -> tuple[Any, ...]:
+    return (
+        hex_of(new.run_id),
+        hex_of(new.thread_id),
+        hex_of(new.message_id),
+        new.creates_thread,
+        place.queued,
+        place.position,
+        new.options.max_attempts,
+        new.required_runtime,
+        new.priority,
+        new.tenant_id,
+        new.agent_id,
+        new.agent_version,
+        new.queue,
+        new.trace_id,
+        new.fingerprint.encode(),
+        text_out(new.idempotency_key),
+        new.input.model_dump_json(exclude_defaults=True).encode(),
+        new.context.model_dump_json(exclude_defaults=True).encode(),
+        new.options.model_dump_json(exclude_defaults=True).encode(),
+        new.caller.model_dump_json(exclude_defaults=True).encode(),
+        new.options.timeouts.run_s,
+        new.event.step_index,
+        TYPE_NUMBER[new.event.data.type],
+        new.event.encoded(),
+        new.caller.principal.encode(),
+    )
+
+
+# ---------------------------------------------------------------- claiming
+
+
+async def claim(connection: Connection, want: ClaimWant, clock: datetime | None) -> list[Claimed]:
+    """Take runs, inside the caller's transaction: `ready` first, then the rows; never waiting."""
+    serves = [agent + _SERVES_SEPARATOR + version for agent, version in want.serves]
+    chosen = await connection.fetch(
+        SQL["claim_candidates"],
+        clock,
+        serves,
+        list(want.queues),
+        want.runtime_version,
+        want.limit,
+    )
+    if not chosen:
+        return []
+    order = [row["run_id"] for row in chosen]
+    locked = await connection.fetch(SQL["lock_ready_runs"], sorted(order), clock)
+    rows = {row["run_id"]: row for row in locked}
+    stale = [run_id for run_id, row in rows.items() if not _is_free(row)]
+    taken = [rows[run_id] for run_id in order if run_id in rows and _is_free(rows[run_id])]
+    claims = [_claimed(row, want) for row in taken]
+    if taken or stale:
+        await _take(connection, claims, taken, [*stale, *(row["run_id"] for row in taken)])
+    return claims
+
+
+def _is_free(row: Row) -> bool:
+    """Tell whether an entry in `ready` is true; one that is not is only removed."""
+    return row["lease_owner"] is None and row["finished_at"] is None
+
+
+def _claimed(row: Row, want: ClaimWant) -> Claimed:
+    now: datetime = row["now"]
+    hot = rules.take(hot_of(row), want, now)
+    return Claimed(
+        row=RunRow(facts=facts_of(row), hot=hot),
+        token=hot.lease_token,
+        input_position=row["input_position"],
+        deadline_in_s=rules.seconds_left(hot, now),
+    )
+
+
+async def _take(
+    connection: Connection, claims: Sequence[Claimed], rows: Sequence[Row], gone: list[object]
+) -> None:
+    cells = [_taken_cells(one, row) for one, row in zip(claims, rows, strict=True)]
+    cells.sort(key=lambda cell: cell[0])
+    worker_id = claims[0].row.hot.lease_owner if claims else ""
+    await connection.execute(
+        SQL["take_runs"],
+        *(columns(cells) or [[] for _ in range(9)]),
+        worker_id,
+        TYPE_NUMBER["attempt"],
+        SCHEMA_VERSION,
+        gone,
+    )
+
+
+def _taken_cells(one: Claimed, row: Row) -> tuple[Any, ...]:
+    hot = one.row.hot
+    previous = None if row["end_reason"] is None else AttemptEnd(row["end_reason"])
+    data = rules.claim_event(hot, hot.lease_owner or "", previous)
+    return (
+        row["run_id"],
+        hot.updated_at,
+        hot.lease_expires_at,
+        hot.last_seq,
+        hot.attempt,
+        hot.lease_token,
+        hot.cancel_epoch,
+        hot.step_index,
+        NewEvent(data=data, step_index=hot.step_index).encoded(),
+    )

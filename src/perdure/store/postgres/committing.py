@@ -1,0 +1,157 @@
+"""The commit: fenced, set-oriented, one statement where it can be (decisions 1 and 4 to 9).
+
+A batch goes out on one held connection. Commits that hold only hot parts are written by
+`commit_batch` alone, in autocommit: that is the whole transaction in one round trip. The others
+share a transaction in which the same statement comes first and the rare parts follow.
+
+What was not accepted is read and judged. A commit that nothing speaks against met a busy row and
+goes into the next try. A batch with data that cannot be stored is sent again one by one, and only
+the culprit is refused.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+
+from perdure.protocol.errors import Unavailable
+from perdure.protocol.ids import hex_of
+from perdure.protocol.runs import RunHot
+from perdure.protocol.states import IllegalTransition
+from perdure.store.commits import (
+    Commit,
+    CommitResult,
+    Committed,
+    LeaseLost,
+    Refused,
+)
+from perdure.store.postgres.batch import build, holds_only_hot_parts
+from perdure.store.postgres.driver import Connection, Row
+from perdure.store.postgres.errors import DataRefused
+from perdure.store.postgres.lanes import Lane, pause
+from perdure.store.postgres.parts import Accepted, write_parts
+from perdure.store.postgres.rows import hot_of
+from perdure.store.postgres.statements import SQL
+from perdure.store.rules import check_batch, check_path, judge
+
+BUSY_PATIENCE_S = 10.0
+
+Results = dict[str, CommitResult]
+
+
+class Committer:
+    """Writes batches on one lane, one after the other."""
+
+    def __init__(self, lane: Lane, clock: Callable[[], datetime] | None) -> None:
+        self._lane = lane
+        self._clock = clock
+
+    async def commit(self, commits: Sequence[Commit]) -> list[CommitResult]:
+        """See `Store.commit`."""
+        check_batch(commits)
+        results: Results = {}
+        pending = sorted(commits, key=lambda commit: commit.run_id)
+        started, tries = time.monotonic(), 0
+        while pending:
+            if tries:
+                await pause(tries - 1)
+            await self._try(pending, results, queue_allowed=tries > 0)
+            pending = [commit for commit in pending if commit.run_id not in results]
+            tries += 1
+            if pending and time.monotonic() - started > BUSY_PATIENCE_S:
+                raise Unavailable("a run's row stayed locked by another writer")
+        return [results[commit.run_id] for commit in commits]
+
+    async def _try(
+        self, commits: Sequence[Commit], results: Results, *, queue_allowed: bool
+    ) -> None:
+        """Write what can be written and judge the rest; busy runs get no result."""
+        sent = [commit for commit in commits if _is_legal(commit)]
+        hot = [commit for commit in sent if not queue_allowed and holds_only_hot_parts(commit)]
+        rare = [commit for commit in sent if queue_allowed or not holds_only_hot_parts(commit)]
+        refusals: dict[str, str] = {}
+        for group, whole in ((hot, False), (rare, True)):
+            if group:
+                await self._write_or_split(group, results, refusals, whole=whole)
+        rest = [commit for commit in commits if commit.run_id not in results]
+        if rest:
+            await self._judge(rest, results, refusals)
+
+    async def _write_or_split(
+        self, commits: list[Commit], results: Results, refusals: dict[str, str], *, whole: bool
+    ) -> None:
+        try:
+            results |= await self._write(commits, whole=whole)
+        except DataRefused as error:
+            if len(commits) == 1:
+                refusals[commits[0].run_id] = str(error)
+                return
+            for commit in commits:
+                await self._write_or_split([commit], results, refusals, whole=whole)
+
+    async def _write(self, commits: Sequence[Commit], *, whole: bool) -> Results:
+        """Write a batch; return the results of the accepted ones."""
+        clock = None if self._clock is None else self._clock()
+        arguments = build(commits).arguments(clock, queue_allowed=whole)
+
+        async def alone(connection: Connection) -> Results:
+            rows = await connection.fetch(SQL["commit_batch"], *arguments)
+            return _results(_accepted(commits, rows))
+
+        async def with_parts(connection: Connection) -> Results:
+            async with connection.transaction():
+                rows = await connection.fetch(SQL["commit_batch"], *arguments)
+                accepted = _accepted(commits, rows)
+                await write_parts(connection, accepted, clock)
+            return _results(accepted)
+
+        return await self._lane.run(with_parts if whole else alone)
+
+    async def _judge(
+        self, commits: Sequence[Commit], results: Results, refusals: dict[str, str]
+    ) -> None:
+        run_ids = [hex_of(commit.run_id) for commit in commits]
+        rows = await self._lane.run(lambda c: c.fetch(SQL["load_hot"], run_ids))
+        found = {row["run_id"].hex: hot_of(row) for row in rows}
+        for commit in commits:
+            verdict = _verdict(commit, found.get(hex_of(commit.run_id)), refusals)
+            if verdict is not None:
+                results[commit.run_id] = verdict
+
+
+def _verdict(commit: Commit, hot: RunHot | None, refusals: dict[str, str]) -> CommitResult | None:
+    """Return the answer for a commit that was not written; None when its row was only busy."""
+    if hot is None:
+        return LeaseLost()
+    verdict = judge(commit, hot)
+    if verdict is None and commit.run_id in refusals:
+        return Refused(reason=refusals[commit.run_id])
+    return verdict
+
+
+def _is_legal(commit: Commit) -> bool:
+    try:
+        check_path(commit)
+    except IllegalTransition:
+        return False
+    return True
+
+
+def _accepted(commits: Sequence[Commit], rows: Iterable[Row]) -> list[Accepted]:
+    return [
+        Accepted(
+            commit=commits[int(row["i"]) - 1],
+            at=row["at"],
+            is_held=row["held"],
+            queue_of=row["queue_of"],
+        )
+        for row in rows
+    ]
+
+
+def _results(accepted: Iterable[Accepted]) -> Results:
+    return {
+        one.commit.run_id: Committed(
+            seq=one.commit.guard.expected_seq + len(one.commit.events), at=one.at
+        )
+        for one in accepted
+    }

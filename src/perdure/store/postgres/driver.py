@@ -1,0 +1,141 @@
+"""asyncpg behind types: the only module of the store that knows the driver's loose signatures.
+
+Connections of two kinds: direct ones, which keep their prepared statements and settings, and a
+small pool for everything that reads or is rare. Every statement is prepared once a connection.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, Protocol, cast
+
+import asyncpg
+
+Row = Mapping[str, Any]
+
+CONNECT_S = 10.0
+CLOSE_S = 2.0
+
+# Nearly every statement finds its rows by key. Plans must not depend on statistics that are minutes
+# old in a database that has just begun to fill, so only nested loops over indexes are left.
+_SETTINGS = {
+    "application_name": "perdure",
+    "jit": "off",
+    "timezone": "UTC",
+    "plan_cache_mode": "force_generic_plan",
+    "enable_seqscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "enable_bitmapscan": "off",
+    "lock_timeout": "5s",
+}
+
+
+class Connection(Protocol):
+    """What the store needs of one connection."""
+
+    async def fetch(self, query: str, *args: object) -> Sequence[Row]:
+        """Run one statement and return its rows."""
+        ...
+
+    async def execute(self, query: str, *args: object) -> str:
+        """Run one statement, or several without arguments."""
+        ...
+
+    def transaction(self) -> AbstractAsyncContextManager[object]:
+        """Return a transaction as a context manager."""
+        ...
+
+    async def close(self) -> None:
+        """Say goodbye and close."""
+        ...
+
+    def terminate(self) -> None:
+        """Close at once."""
+        ...
+
+    def is_closed(self) -> bool:
+        """Tell whether the connection is closed."""
+        ...
+
+    async def add_listener(self, channel: str, callback: object) -> None:
+        """LISTEN on a channel."""
+        ...
+
+    def add_termination_listener(self, callback: object) -> None:
+        """Call back when the connection ends."""
+        ...
+
+
+async def connect(dsn: str, *, timeout_s: float = CONNECT_S) -> Connection:
+    """Open a direct connection. The driver's errors pass; `errors.translate` reads them."""
+    opened: object = await asyncpg.connect(
+        dsn,
+        timeout=timeout_s,
+        max_cached_statement_lifetime=0,
+        max_cacheable_statement_size=0,
+        server_settings=_SETTINGS,
+    )
+    return cast("Connection", opened)
+
+
+async def _keep(_connection: object) -> None:
+    """Leave a returned connection as it is: the reset query costs half of the throughput."""
+
+
+class Pool:
+    """A small pool. Statements of this store leave no session state, so nothing is reset.
+
+    Behind a transaction-mode pooler nothing is prepared, and each statement runs in a transaction
+    of its own so that its two round trips meet one server.
+    """
+
+    def __init__(self, dsn: str, *, size_max: int, pgbouncer: bool) -> None:
+        self._dsn = dsn
+        self._size_max = size_max
+        self._pgbouncer = pgbouncer
+        self._pool: Any = None
+
+    @property
+    def is_open(self) -> bool:
+        """Tell whether the pool was opened and not closed."""
+        return self._pool is not None
+
+    async def open(self) -> None:
+        """Open the pool with one connection."""
+        self._pool = await asyncpg.create_pool(
+            self._dsn,
+            min_size=1,
+            max_size=self._size_max,
+            max_inactive_connection_lifetime=300.0,
+            timeout=CONNECT_S,
+            reset=_keep,
+            statement_cache_size=0 if self._pgbouncer else 200,
+            max_cached_statement_lifetime=0,
+            max_cacheable_statement_size=0,
+            server_settings=None if self._pgbouncer else _SETTINGS,
+        )
+
+    async def close(self) -> None:
+        """Close all connections, after a short wait by force."""
+        pool, self._pool = self._pool, None
+        if pool is None:
+            return
+        try:
+            await asyncio.wait_for(pool.close(), CLOSE_S)
+        except TimeoutError:
+            pool.terminate()
+
+    @asynccontextmanager
+    async def acquire(self) -> AsyncGenerator[Connection]:
+        """Lend a connection."""
+        async with self._pool.acquire() as lent:
+            yield cast("Connection", lent)
+
+    async def fetch(self, query: str, *args: object) -> Sequence[Row]:
+        """Run one statement on any connection."""
+        async with self.acquire() as connection:
+            if not self._pgbouncer:
+                return await connection.fetch(query, *args)
+            async with connection.transaction():
+                return await connection.fetch(query, *args)

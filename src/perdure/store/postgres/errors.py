@@ -1,0 +1,93 @@
+"""The one place where the driver's errors become ours.
+
+`trouble_of` tells what may be done about an error; `translate` tells the caller what is left when
+nothing helped. Whatever is not known to be harmless counts as a lost connection: the outcome of
+the statement is then unknown, and the caller sends it again (every write is safe to repeat).
+"""
+
+from enum import StrEnum
+
+import asyncpg
+
+from perdure.protocol.errors import PerdureError, StoreFull, Unavailable
+
+
+class Trouble(StrEnum):
+    """What to do about an error of the driver."""
+
+    LOST = "lost"
+    """The connection is gone or useless, the outcome unknown: connect again, send again."""
+    AGAIN = "again"
+    """The server rolled back for reasons that pass: send the whole transaction again."""
+    STALE_PLAN = "stale_plan"
+    """A prepared statement no longer fits the schema: connect again, once."""
+    DATA = "data"
+    """The data cannot be stored: sending it again is useless."""
+    FULL = "full"
+    """There is no room."""
+    BUG = "bug"
+    """The statement is wrong."""
+
+
+class DataRefused(Exception):
+    """The data of a statement cannot be stored (decision 7)."""
+
+
+class StillBusy(Exception):
+    """A row stayed locked by another writer for the whole of our patience."""
+
+
+_AGAIN = {"40001", "40P01", "55P03", "57014", "40003"}
+_FULL = {"53100", "53200", "58030"}
+_LOST = {"57P01", "57P02", "57P03", "57P05", "25006", "53300", "08000", "08003", "08006", "25P02"}
+_DATA_CLASSES = {"22", "23", "54"}
+
+
+def trouble_of(error: BaseException) -> Trouble | None:
+    """Return what kind of trouble an error is; None when it is none of the driver's."""
+    if isinstance(error, asyncpg.InvalidCachedStatementError):
+        return Trouble.STALE_PLAN
+    if isinstance(error, asyncpg.PostgresError):
+        return _of_sqlstate(str(error.sqlstate or ""))
+    if isinstance(error, asyncpg.DataError | OverflowError | UnicodeError):
+        return Trouble.DATA
+    if isinstance(error, asyncpg.InterfaceError | OSError | TimeoutError | EOFError):
+        return Trouble.LOST
+    if isinstance(error, asyncpg.InternalClientError):
+        return Trouble.LOST
+    return None
+
+
+def _of_sqlstate(state: str) -> Trouble:
+    if state in _AGAIN:
+        return Trouble.AGAIN
+    if state in _FULL:
+        return Trouble.FULL
+    if state in _LOST or state[:2] == "08":
+        return Trouble.LOST
+    if state[:2] in _DATA_CLASSES:
+        return Trouble.DATA
+    return Trouble.BUG
+
+
+def constraint_of(error: BaseException) -> str:
+    """Return the name of the constraint that an error is about, or nothing."""
+    cause = error.__cause__ if isinstance(error, DataRefused) else error
+    return str(getattr(cause, "constraint_name", None) or "")
+
+
+def refuse(error: BaseException) -> DataRefused:
+    """Return the refusal that stands for a data error, without the data itself."""
+    column = getattr(error, "column_name", None)
+    constraint = getattr(error, "constraint_name", None)
+    where = constraint or column
+    message = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
+    return DataRefused(f"{message} ({where})" if where else message)
+
+
+def translate(error: BaseException) -> PerdureError:
+    """Return the error a caller sees when nothing helped."""
+    if trouble_of(error) is Trouble.FULL:
+        return StoreFull("the database has no room")
+    name = type(error).__name__
+    return Unavailable(f"the database cannot answer at the moment ({name})")

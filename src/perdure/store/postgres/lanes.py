@@ -1,0 +1,197 @@
+"""Connections that come back by themselves.
+
+Every piece of work is a whole transaction that may be sent again. `keep_trying` does so: a lost
+connection is opened anew within a deadline, a deadlock or lock timeout is tried again a bounded
+number of times with jitter, a stale plan leads to one new connection. What is left is translated.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import TypeVar
+
+import anyio
+
+from perdure.protocol.errors import PerdureError
+from perdure.store.postgres.driver import CLOSE_S, Connection, Pool, connect
+from perdure.store.postgres.errors import (
+    DataRefused,
+    StillBusy,
+    Trouble,
+    refuse,
+    translate,
+    trouble_of,
+)
+
+log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+Work = Callable[[Connection], Awaitable[Result]]
+
+PATIENCE_S = 8.0
+SILENCE_S = 30.0
+AGAIN_MAX = 8
+_BACKOFF_S = 0.02
+_BACKOFF_MAX_S = 0.5
+_CHANCE = random.random  # noqa: S311 - jitter needs no secrecy
+
+
+async def pause(failed: int, chance: Callable[[], float] = _CHANCE) -> None:
+    """Wait before the next try: full jitter over an exponential back-off."""
+    limit = min(_BACKOFF_MAX_S, _BACKOFF_S * 2.0 ** min(failed, 10))
+    await anyio.sleep(limit * (0.5 + chance() / 2))
+
+
+async def keep_trying(
+    once: Callable[[int], Awaitable[Result]], *, patience_s: float = PATIENCE_S
+) -> Result:
+    """Return what `once` returns, tried as often as the kind of trouble allows.
+
+    `once` is given the number of tries before. Raises DataRefused for data that cannot be stored,
+    Unavailable (`unavailable`) or StoreFull (`store_full`) when the database stays away or full.
+    """
+    started, failed, stale = time.monotonic(), 0, 0
+    while True:
+        try:
+            return await once(failed)
+        except (PerdureError, DataRefused, StillBusy):
+            raise
+        except Exception as error:
+            trouble = trouble_of(error)
+            if trouble is None or trouble is Trouble.BUG:
+                raise
+            if trouble is Trouble.DATA:
+                raise refuse(error) from error
+            failed += 1
+            stale += trouble is Trouble.STALE_PLAN
+            if _is_hopeless(trouble, failed, stale, time.monotonic() - started, patience_s):
+                raise translate(error) from error
+            log.info("trying again after %s (%s)", trouble, type(error).__name__)
+        await pause(failed)
+
+
+def _is_hopeless(
+    trouble: Trouble, failed: int, stale: int, passed_s: float, patience_s: float
+) -> bool:
+    match trouble:
+        case Trouble.FULL:
+            return True
+        case Trouble.AGAIN:
+            return failed > AGAIN_MAX
+        case Trouble.STALE_PLAN:
+            return stale > 2
+        case _:
+            return passed_s > patience_s
+
+
+class Lane:
+    """One held direct connection, used by one caller at a time in order of arrival."""
+
+    def __init__(self, dsn: str) -> None:
+        self._dsn = dsn
+        self._lock = anyio.Lock()
+        self._connection: Connection | None = None
+
+    async def run(self, work: Work[Result], *, patience_s: float = PATIENCE_S) -> Result:
+        """Do one transaction's work, again where that helps; errors as in `keep_trying`."""
+        async with self._lock:
+            return await keep_trying(lambda _: self._once(work), patience_s=patience_s)
+
+    async def _once(self, work: Work[Result]) -> Result:
+        connection = self._connection
+        if connection is None or connection.is_closed():
+            connection = self._connection = await connect(self._dsn)
+        try:
+            with anyio.fail_after(SILENCE_S):
+                return await work(connection)
+        except BaseException as error:
+            if not isinstance(error, Exception) or trouble_of(error) in {
+                Trouble.LOST,
+                Trouble.STALE_PLAN,
+            }:
+                self.terminate()
+            raise
+
+    async def close(self) -> None:
+        """Say goodbye to the server."""
+        connection, self._connection = self._connection, None
+        if connection is None or connection.is_closed():
+            return
+        try:
+            with anyio.fail_after(CLOSE_S):
+                await connection.close()
+        except Exception as error:
+            if trouble_of(error) is None:
+                raise
+            connection.terminate()
+
+    def terminate(self) -> None:
+        """Drop the connection at once."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.terminate()
+
+
+class LaneOfEachLoop:
+    """A lane for each event loop that asks, so that heartbeats may run on a loop of their own.
+
+    A lane closes with its loop (an async generator's end is awaited when a loop shuts down).
+    """
+
+    def __init__(self, dsn: str) -> None:
+        self._dsn = dsn
+        self._lanes: dict[asyncio.AbstractEventLoop, tuple[Lane, AsyncGenerator[None]]] = {}
+
+    async def here(self) -> Lane:
+        """Return the running loop's lane."""
+        loop = asyncio.get_running_loop()
+        known = self._lanes.get(loop)
+        if known is not None:
+            return known[0]
+        lane = Lane(self._dsn)
+        keeper = self._keep(lane, loop)
+        self._lanes[loop] = (lane, keeper)
+        await anext(keeper)
+        return lane
+
+    async def _keep(self, lane: Lane, loop: asyncio.AbstractEventLoop) -> AsyncGenerator[None]:
+        try:
+            yield
+        finally:
+            self._lanes.pop(loop, None)
+            await lane.close()
+
+    async def close(self) -> None:
+        """Close the running loop's lane, and have the other loops drop theirs."""
+        here = asyncio.get_running_loop()
+        for loop, (lane, keeper) in list(self._lanes.items()):
+            if loop is here:
+                await keeper.aclose()
+            else:
+                with suppress(RuntimeError):  # that loop has just ended, and its lane with it
+                    loop.call_soon_threadsafe(lane.terminate)
+
+
+class Access:
+    """The pool, with the same stubbornness."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    async def run(self, work: Work[Result], *, patience_s: float = PATIENCE_S) -> Result:
+        """Do the work in one transaction of a pooled connection."""
+
+        async def once(_: int) -> Result:
+            async with self.transaction() as connection:
+                return await work(connection)
+
+        return await keep_trying(once, patience_s=patience_s)
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncGenerator[Connection]:
+        """Lend a connection inside a transaction."""
+        async with self._pool.acquire() as connection, connection.transaction():
+            yield connection

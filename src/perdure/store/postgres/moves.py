@@ -1,0 +1,147 @@
+"""Writes of those who do not hold the run, and of holders who give it up (decisions 2, 3, 27).
+
+Each function runs inside the caller's transaction: lock, read, ask `rules`, write.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from perdure.protocol.errors import NotFound
+from perdure.protocol.ids import RUN, hex_of
+from perdure.protocol.runs import RunHot
+from perdure.protocol.states import AttemptEnd
+from perdure.store import rules
+from perdure.store.commits import CancelWish, LateResult, LeaseKey, Requeued
+from perdure.store.postgres.driver import Connection, Row
+from perdure.store.postgres.moving import (
+    append_events,
+    columns,
+    end_attempts,
+    save_moves,
+    wake_or_close,
+)
+from perdure.store.postgres.rows import hot_of
+from perdure.store.postgres.statements import SQL
+from perdure.store.postgres.wire import digest_out, id_in, text_out
+
+
+async def _lock(connection: Connection, run_id: str, clock: datetime | None) -> Row | None:
+    rows = await connection.fetch(SQL["lock_run"], hex_of(run_id), clock)
+    return rows[0] if rows else None
+
+
+async def cancel(
+    connection: Connection, run_id: str, wish: CancelWish, clock: datetime | None
+) -> RunHot | None:
+    """Accept a cancel, or return the row as it is; None when there is no such run."""
+    row = await _lock(connection, run_id, clock)
+    if row is None:
+        return None
+    before = hot_of(row)
+    if not rules.accepts_cancel(before, wish):
+        return before
+    now: datetime = row["clock"]
+    hot, key = rules.cancel(before, wish, now), hex_of(run_id)
+    await save_moves(connection, [(key, hot)])
+    await append_events(connection, [(key, hot, rules.cancel_event(hot, wish), hot.step_index)])
+    if hot.lease_owner is None:
+        await wake_or_close(connection, [(key, hot)], row["now"], frozenset({key}))
+    return hot
+
+
+async def record_late(connection: Connection, late: LateResult, clock: datetime | None) -> bool:
+    """Append a `late` event unless it is there; raise NotFound without the run."""
+    row = await _lock(connection, late.run_id, clock)
+    if row is None:
+        raise NotFound("no such run")
+    call = hex_of(late.tool_call_id)
+    if await connection.fetch(SQL["find_late"], call, late.execution):
+        return False
+    key, now = hex_of(late.run_id), row["clock"]
+    hot = rules.note_late(hot_of(row), now)
+    await save_moves(connection, [(key, hot)])
+    await append_events(connection, [(key, hot, rules.late_event(late), late.step_index)])
+    blobs = {blob.digest: blob for blob in late.blobs}
+    if blobs:
+        kept = [
+            (key, digest_out(blob.digest), blob.media_type.encode(), blob.data)
+            for _, blob in sorted(blobs.items())
+        ]
+        await connection.execute(SQL["keep_run_blobs"], clock, *columns(kept))
+    written = (late.execution, late.attempt, late.epoch, hot.last_seq, late.status)
+    await connection.execute(
+        SQL["insert_late"], call, key, hot.updated_at, *written, text_out(late.external_ref)
+    )
+    return True
+
+
+async def requeue_expired(
+    connection: Connection, limit: int, clock: datetime | None
+) -> list[Requeued]:
+    """Take expired leases away."""
+    rows = await connection.fetch(SQL["expired_leases"], clock, limit)
+    if not rows:
+        return []
+    now: datetime = rows[0]["now"]
+    answers: list[Requeued] = []
+    moved: list[tuple[str, RunHot]] = []
+    lost = [(row["run_id"].hex, hot_of(row)) for row in rows]
+    for row, (_, before) in zip(rows, lost, strict=True):
+        exhausted = rules.is_exhausted(before, row["max_attempts"])
+        cancelled = before.cancel_epoch > 0
+        moved.append((row["run_id"].hex, rules.lose(before, now, closing=exhausted or cancelled)))
+        run_id = id_in(RUN, row["run_id"])
+        answers.append(Requeued(run_id=run_id, exhausted=exhausted, cancel_requested=cancelled))
+    await save_moves(connection, moved)
+    await append_events(
+        connection,
+        [
+            (key, hot, rules.lost_event(before), hot.step_index)
+            for (key, hot), (_, before) in zip(moved, lost, strict=True)
+        ],
+    )
+    await end_attempts(connection, moved, AttemptEnd.LEASE_LOST)
+    closing = frozenset(
+        hex_of(one.run_id) for one in answers if one.exhausted or one.cancel_requested
+    )
+    await wake_or_close(connection, moved, now, closing)
+    return answers
+
+
+async def release(
+    connection: Connection, worker_id: str, leases: Sequence[LeaseKey], clock: datetime | None
+) -> int:
+    """Hand back the runs that the worker still holds; return how many."""
+    tokens = {hex_of(lease.run_id): lease.token for lease in leases}
+    rows = await connection.fetch(SQL["lock_runs"], sorted(tokens), clock)
+    moved: list[tuple[str, RunHot]] = []
+    for row in rows:
+        key, hot = row["run_id"].hex, hot_of(row)
+        if rules.holds(hot, worker_id, tokens[key]):
+            moved.append((key, rules.give_back(hot, row["now"])))
+    if not moved:
+        return 0
+    await save_moves(connection, moved)
+    await end_attempts(connection, moved, AttemptEnd.DRAINED)
+    closing = frozenset(key for key, hot in moved if hot.cancel_epoch > 0)
+    await wake_or_close(connection, moved, rows[0]["now"], closing)
+    return len(moved)
+
+
+async def quarantine(
+    connection: Connection,
+    run_id: str,
+    token: int,
+    reason: str,
+    step_index: int,
+    clock: datetime | None,
+) -> bool:
+    """Put a held run aside; False when it is not held so."""
+    row = await _lock(connection, run_id, clock)
+    if row is None or row["lease_owner"] is None or row["lease_token"] != token:
+        return False
+    key, hot = hex_of(run_id), rules.put_aside(hot_of(row), row["clock"])
+    await save_moves(connection, [(key, hot)])
+    await append_events(connection, [(key, hot, rules.repair_event(reason), step_index)])
+    await end_attempts(connection, [(key, hot)], AttemptEnd.ERROR)
+    return True

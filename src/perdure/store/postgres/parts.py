@@ -1,0 +1,212 @@
+"""The rare parts of accepted commits: questions, artifacts, blobs, waking, the thread's queue.
+
+All of them run in the transaction that moved the runs, set-oriented, and only where there are
+rows. A part that names a row that is not there, or not pending, is refused with the whole commit.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+from perdure.protocol.ids import hex_of
+from perdure.protocol.states import TERMINAL, ParkedOn, RunState
+from perdure.store.commits import Commit
+from perdure.store.postgres.driver import Connection
+from perdure.store.postgres.errors import DataRefused
+from perdure.store.postgres.moving import columns, delete_timers, insert_timers, save_moves
+from perdure.store.postgres.rows import hot_of
+from perdure.store.postgres.statements import SQL
+from perdure.store.postgres.wire import digest_out, digest_out_or_none, id_out, text_out
+from perdure.store.rules import next_in_thread
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accepted:
+    """A commit whose run has moved. `queue_of`: the thread in which it was first of a queue."""
+
+    commit: Commit
+    at: datetime
+    is_held: bool
+    queue_of: UUID | None
+
+
+async def write_parts(
+    connection: Connection, accepted: Sequence[Accepted], clock: datetime | None
+) -> None:
+    """Write what `commit_batch` left; raise DataRefused for what cannot be."""
+    await _keep_blobs(connection, accepted, clock)
+    await _open_interrupts(connection, accepted, clock)
+    await _close_interrupts(connection, accepted)
+    await _spend_approvals(connection, accepted)
+    await _insert_artifacts(connection, accepted)
+    await _schedule(connection, accepted, clock)
+    for one in accepted:
+        if one.queue_of is not None:
+            await _hand_over(connection, one.queue_of, clock)
+
+
+async def _keep_blobs(
+    connection: Connection, accepted: Iterable[Accepted], clock: datetime | None
+) -> None:
+    rows = [
+        (hex_of(one.commit.run_id), digest_out(blob.digest), blob.media_type.encode(), blob.data)
+        for one in accepted
+        for blob in one.commit.blobs
+    ]
+    if rows:
+        await connection.execute(SQL["keep_run_blobs"], clock, *columns(rows))
+
+
+async def _open_interrupts(
+    connection: Connection, accepted: Iterable[Accepted], clock: datetime | None
+) -> None:
+    rows = [
+        (
+            hex_of(new.interrupt_id),
+            hex_of(one.commit.run_id),
+            id_out(new.tool_call_id),
+            one.at,
+            None if new.expires_in_s is None else max(0.0, new.expires_in_s),
+            new.opened_seq,
+            new.kind,
+            new.on_expiry,
+            digest_out_or_none(new.args_digest),
+            digest_out_or_none(new.definition_digest),
+            text_out(new.key),
+        )
+        for one in accepted
+        for new in one.commit.new_interrupts
+    ]
+    if not rows:
+        return
+    opened = await connection.fetch(SQL["insert_interrupt"], clock, *columns(rows))
+    expiring = [row for row in opened if row["expires_at"] is not None]
+    await insert_timers(
+        connection,
+        [(row["run_id"], row["interrupt_id"], row["expires_at"], "expiry") for row in expiring],
+    )
+
+
+async def _close_interrupts(connection: Connection, accepted: Iterable[Accepted]) -> None:
+    rows = [
+        (
+            hex_of(close.interrupt_id),
+            hex_of(one.commit.run_id),
+            one.at,
+            close.closed_seq,
+            close.status,
+            close.answer,
+            digest_out_or_none(close.answer_digest),
+            text_out(close.answered_by),
+            digest_out_or_none(close.effective_digest),
+        )
+        for one in accepted
+        for close in one.commit.interrupt_closes
+    ]
+    if not rows:
+        return
+    closed = await connection.fetch(SQL["close_interrupt"], *columns(rows))
+    if len(closed) != len(rows):
+        raise DataRefused("the interrupt is not pending")
+    await delete_timers(connection, [(row[1], row[0], "expiry") for row in rows])
+
+
+async def _spend_approvals(connection: Connection, accepted: Iterable[Accepted]) -> None:
+    rows = [
+        (hex_of(new.approval_id), new.number)
+        for one in accepted
+        for new in one.commit.new_executions
+        if new.approval_id is not None
+    ]
+    if rows:
+        spent = await connection.fetch(SQL["spend_approval"], *columns(rows))
+        if len(spent) != len({row[0] for row in rows}):
+            raise DataRefused("no such approval")
+
+
+async def _insert_artifacts(connection: Connection, accepted: Iterable[Accepted]) -> None:
+    rows = [
+        (
+            hex_of(new.artifact_id),
+            hex_of(one.commit.run_id),
+            id_out(new.tool_call_id),
+            one.at,
+            new.size,
+            new.version,
+            new.step_index,
+            new.seq,
+            new.status,
+            digest_out(new.digest),
+            new.name.encode(),
+            new.media_type.encode(),
+        )
+        for one in accepted
+        for new in one.commit.artifacts
+    ]
+    if rows:
+        await connection.execute(SQL["insert_artifact"], *columns(rows))
+
+
+async def _schedule(
+    connection: Connection, accepted: Sequence[Accepted], clock: datetime | None
+) -> None:
+    """Set what wakes each run: its entry in `ready` and its timers."""
+    woken = [
+        (hex_of(one.commit.run_id), max(0.0, one.commit.ready_in_s))
+        for one in accepted
+        if one.commit.ready_in_s is not None and not one.is_held and not _ended(one)
+    ]
+    if woken:
+        await connection.execute(SQL["set_ready"], clock, *columns(woken))
+    waking = {run_id for run_id, _ in woken}
+    asleep = [
+        run_id
+        for one in accepted
+        if one.commit.guard.token is None and (run_id := hex_of(one.commit.run_id)) not in waking
+    ]
+    if asleep:
+        await connection.execute(SQL["delete_ready"], asleep)
+    asking = [hex_of(one.commit.run_id) for one in accepted if _moves_deadline(one)]
+    if asking:
+        await connection.execute(SQL["sync_deadlines"], asking)
+    closing = [
+        (hex_of(one.commit.run_id), max(0.0, one.commit.close_in_s))
+        for one in accepted
+        if one.commit.close_in_s is not None and not _ended(one)
+    ]
+    if closing:
+        await connection.execute(SQL["set_close_timers"], clock, *columns(closing))
+
+
+def _ended(one: Accepted) -> bool:
+    return one.commit.hot.state in TERMINAL
+
+
+def _moves_deadline(one: Accepted) -> bool:
+    """Tell whether the total time stops or goes on: it stands while a person is waited for."""
+    waits = one.commit.hot.state is RunState.WAITING_HUMAN
+    waited = one.commit.guard.from_state is RunState.WAITING_HUMAN
+    return waits is not waited and not _ended(one)
+
+
+async def _hand_over(connection: Connection, thread: UUID, clock: datetime | None) -> None:
+    """Make the thread's oldest unfinished run the active one, and claimable if it queued.
+
+    The thread is locked; the next run's row is locked before it is judged, and judged again when
+    another writer ended it meanwhile.
+    """
+    while True:
+        rows = await connection.fetch(SQL["next_thread_run"], thread)
+        if not rows:
+            await connection.execute(SQL["activate_thread"], thread, None)
+            return
+        following: UUID = rows[0]["run_id"]
+        (row,) = await connection.fetch(SQL["lock_run"], following, clock)
+        hot = hot_of(row)
+        if hot.state not in TERMINAL:
+            break
+    await connection.execute(SQL["activate_thread"], thread, following)
+    if hot.parked_on is ParkedOn.THREAD:
+        await save_moves(connection, [(following.hex, next_in_thread(hot, row["now"]))])
+        await connection.execute(SQL["insert_ready"], [following], [row["now"]])

@@ -1,0 +1,260 @@
+"""The reading half of the PostgreSQL store: pages by key over the pool."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime
+
+from perdure.protocol.codec import decode
+from perdure.protocol.errors import Unavailable
+from perdure.protocol.events import RecordedEvent
+from perdure.protocol.ids import hex_of
+from perdure.protocol.records import (
+    ArtifactRow,
+    AttemptRow,
+    CheckpointRow,
+    ExecutionRow,
+    InterruptRow,
+    LateRow,
+    MessageRow,
+    StepRow,
+    ThreadRow,
+    ToolCallRow,
+)
+from perdure.protocol.runs import RunRow
+from perdure.store.commits import DueTimer
+from perdure.store.ports import (
+    Backlog,
+    InterruptFilter,
+    RegisteredAgent,
+    RegisteredTool,
+    RunFilter,
+)
+from perdure.store.postgres import rows
+from perdure.store.postgres.driver import Pool, Row
+from perdure.store.postgres.lanes import keep_trying
+from perdure.store.postgres.statements import SQL
+from perdure.store.postgres.wire import digest_out, id_out
+
+
+class PostgresReader:
+    """The `Reader` port over PostgreSQL."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        clock: Callable[[], datetime] | None,
+        check: Callable[[int | None], Awaitable[None]],
+    ) -> None:
+        self._pool = pool
+        self._clock = clock
+        self._check = check
+
+    async def _fetch(self, name: str, *args: object) -> Sequence[Row]:
+        return await keep_trying(lambda _: self._pool.fetch(SQL[name], *args))
+
+    async def _first(self, name: str, *args: object) -> Row | None:
+        found = await self._fetch(name, *args)
+        return found[0] if found else None
+
+    def _now(self) -> datetime | None:
+        return None if self._clock is None else self._clock()
+
+    async def find_run(self, tenant_id: str | None, run_id: str) -> RunRow | None:
+        """See `Reader.find_run`."""
+        row = await self._first("find_run", hex_of(run_id), tenant_id)
+        return None if row is None else rows.run_of(row)
+
+    async def list_runs(
+        self, tenant_id: str | None, where: RunFilter, *, after: str | None, limit: int
+    ) -> list[RunRow]:
+        """See `Reader.list_runs`."""
+        found = await self._fetch(
+            _run_statement(where),
+            id_out(after),
+            tenant_id,
+            where.state,
+            where.agent_id,
+            id_out(where.thread_id),
+            id_out(where.parent_run_id),
+            where.unfinished,
+            limit,
+        )
+        return [rows.run_of(row) for row in found]
+
+    async def events_after(self, run_id: str, seq: int, *, limit: int) -> list[RecordedEvent]:
+        """See `Reader.events_after`."""
+        found = await self._fetch("events_after", hex_of(run_id), seq, limit)
+        return [rows.event_of(run_id, row) for row in found]
+
+    async def list_attempts(self, run_id: str) -> list[AttemptRow]:
+        """See `Reader.list_attempts`."""
+        return [rows.attempt_of(row) for row in await self._fetch("list_attempts", hex_of(run_id))]
+
+    async def list_steps(self, run_id: str, *, after: int, limit: int) -> list[StepRow]:
+        """See `Reader.list_steps`."""
+        found = await self._fetch("list_steps", hex_of(run_id), after, limit)
+        return [rows.step_of(run_id, row) for row in found]
+
+    async def list_tool_calls(
+        self, run_id: str, *, after: tuple[int, int] | None, limit: int
+    ) -> list[ToolCallRow]:
+        """See `Reader.list_tool_calls`."""
+        step_index, ordinal = (-1, -1) if after is None else after
+        found = await self._fetch("list_tool_calls", hex_of(run_id), step_index, ordinal, limit)
+        return [rows.call_of(row) for row in found]
+
+    async def find_tool_call(self, tenant_id: str, tool_call_id: str) -> ToolCallRow | None:
+        """See `Reader.find_tool_call`."""
+        row = await self._first("find_tool_call", hex_of(tool_call_id), tenant_id)
+        return None if row is None else rows.call_of(row)
+
+    async def list_executions(self, run_id: str) -> list[ExecutionRow]:
+        """See `Reader.list_executions`. In order of number, then of call."""
+        found = await self._fetch("list_executions", hex_of(run_id))
+        return [rows.execution_of(run_id, row) for row in found]
+
+    async def open_executions(self, run_id: str) -> list[ExecutionRow]:
+        """See `Reader.open_executions`."""
+        found = await self._fetch("open_executions", hex_of(run_id))
+        return [rows.execution_of(run_id, row) for row in found]
+
+    async def list_checkpoints(
+        self, run_id: str, *, before: int | None, limit: int
+    ) -> list[CheckpointRow]:
+        """See `Reader.list_checkpoints`."""
+        found = await self._fetch("list_checkpoints", hex_of(run_id), before, limit)
+        return [rows.checkpoint_of(row) for row in found]
+
+    async def find_checkpoint(self, tenant_id: str, checkpoint_id: str) -> CheckpointRow | None:
+        """See `Reader.find_checkpoint`."""
+        row = await self._first("find_checkpoint", hex_of(checkpoint_id), tenant_id)
+        return None if row is None else rows.checkpoint_of(row)
+
+    async def list_interrupts(
+        self, tenant_id: str, where: InterruptFilter, *, after: str | None, limit: int
+    ) -> list[InterruptRow]:
+        """See `Reader.list_interrupts`."""
+        name = "list_interrupts" if where.run_id is None else "list_run_interrupts"
+        found = await self._fetch(
+            name, tenant_id, id_out(after), where.status, id_out(where.run_id), limit
+        )
+        return [rows.interrupt_of(row) for row in found]
+
+    async def find_interrupt(self, tenant_id: str | None, interrupt_id: str) -> InterruptRow | None:
+        """See `Reader.find_interrupt`."""
+        row = await self._first("find_interrupt", hex_of(interrupt_id), tenant_id)
+        return None if row is None else rows.interrupt_of(row)
+
+    async def list_artifacts(
+        self,
+        tenant_id: str,
+        *,
+        run_id: str | None,
+        thread_id: str | None,
+        after: str | None,
+        limit: int,
+    ) -> list[ArtifactRow]:
+        """See `Reader.list_artifacts`."""
+        found = await self._fetch(
+            "list_artifacts", tenant_id, id_out(run_id), id_out(thread_id), id_out(after), limit
+        )
+        return [rows.artifact_of(row) for row in found]
+
+    async def find_artifact(self, tenant_id: str, artifact_id: str) -> ArtifactRow | None:
+        """See `Reader.find_artifact`."""
+        row = await self._first("find_artifact", hex_of(artifact_id), tenant_id)
+        return None if row is None else rows.artifact_of(row)
+
+    async def read_blob(self, tenant_id: str, digest: str) -> bytes | None:
+        """See `Reader.read_blob`."""
+        row = await self._first("read_blob", tenant_id, digest_out(digest))
+        return None if row is None else row["data"]
+
+    async def find_thread(self, tenant_id: str, thread_id: str) -> ThreadRow | None:
+        """See `Reader.find_thread`."""
+        row = await self._first("find_thread", hex_of(thread_id), tenant_id)
+        return None if row is None else rows.thread_of(row)
+
+    async def list_threads(
+        self, tenant_id: str, *, after: str | None, limit: int
+    ) -> list[ThreadRow]:
+        """See `Reader.list_threads`."""
+        found = await self._fetch("list_threads", tenant_id, id_out(after), limit)
+        return [rows.thread_of(row) for row in found]
+
+    async def list_messages(
+        self, thread_id: str, *, after: int, limit: int, until: int | None = None
+    ) -> list[MessageRow]:
+        """See `Reader.list_messages`."""
+        found = await self._fetch("list_messages", hex_of(thread_id), after, until, limit)
+        return [rows.message_of(row) for row in found]
+
+    async def list_agents(self) -> list[RegisteredAgent]:
+        """See `Reader.list_agents`. Versions registered at one time are in order of version."""
+        return [
+            RegisteredAgent(
+                agent_id=row["agent_id"],
+                version=row["version"],
+                card=decode(row["card"]),
+                registered_at=row["registered_at"],
+            )
+            for row in await self._fetch("list_agents")
+        ]
+
+    async def list_tools(self) -> list[RegisteredTool]:
+        """See `Reader.list_tools`. Versions registered at one time are in order of version."""
+        return [
+            RegisteredTool(
+                name=row["name"],
+                version=row["version"],
+                spec=decode(row["spec"]),
+                registered_at=row["registered_at"],
+            )
+            for row in await self._fetch("list_tools")
+        ]
+
+    async def list_late(self, run_id: str) -> list[LateRow]:
+        """See `Reader.list_late`."""
+        return [rows.late_of(row) for row in await self._fetch("list_late", hex_of(run_id))]
+
+    async def due_timers(self, limit: int) -> list[DueTimer]:
+        """See `Reader.due_timers`. The longest due first."""
+        found = await self._fetch("due_timers", self._now(), limit)
+        return [rows.timer_of(row) for row in found]
+
+    async def is_ready(self, run_id: str) -> bool:
+        """See `Reader.is_ready`. An entry whose time has not come counts."""
+        return await self._first("is_ready", hex_of(run_id)) is not None
+
+    async def timers_of(self, run_id: str) -> list[DueTimer]:
+        """See `Reader.timers_of`. The first due first."""
+        return [rows.timer_of(row) for row in await self._fetch("timers_of", hex_of(run_id))]
+
+    async def backlog(self) -> Backlog:
+        """See `Reader.backlog`. `ready` counts what can be claimed, `runs_by_state` what goes on."""
+        now = self._now()
+        (ready,) = await self._fetch("count_ready", now)
+        (asked,) = await self._fetch("count_interrupts", now)
+        states = await self._fetch("count_states")
+        return Backlog(
+            ready=ready["ready"],
+            oldest_ready_s=ready["oldest_s"] or 0.0,
+            open_interrupts=asked["pending"],
+            oldest_interrupt_s=asked["oldest_s"] or 0.0,
+            runs_by_state={row["state"]: row["runs"] for row in states},
+        )
+
+    async def ping(self) -> None:
+        """See `Reader.ping`. A database that was not entered, or was left, is unavailable."""
+        if not self._pool.is_open:
+            raise Unavailable("the database is not open")
+        row = await self._first("ping_runs")
+        await self._check(None if row is None else row["version"])
+
+
+def _run_statement(where: RunFilter) -> str:
+    """Return the statement whose index fits the narrowest filter."""
+    if where.parent_run_id is not None:
+        return "list_child_runs"
+    if where.thread_id is not None:
+        return "list_thread_runs"
+    return "list_unfinished_runs" if where.unfinished else "list_runs"

@@ -1,0 +1,338 @@
+"""Rows as they come from the driver, turned into the protocol's records.
+
+The driver answers enumerations as text and JSON as our own bytes; each function here names the
+columns it needs, and a missing one is a KeyError in the tests.
+"""
+
+from datetime import timedelta
+
+from perdure.protocol.codec import decode
+from perdure.protocol.events import TYPE_NAME, RecordedEvent
+from perdure.protocol.failures import FailureCode
+from perdure.protocol.ids import (
+    ARTIFACT,
+    CHECKPOINT,
+    COMMIT,
+    INTERRUPT,
+    MESSAGE,
+    RUN,
+    THREAD,
+    TOOL_CALL,
+)
+from perdure.protocol.messages import Role
+from perdure.protocol.records import (
+    ArtifactRow,
+    AttemptRow,
+    CheckpointRow,
+    ExecutionRow,
+    InterruptRow,
+    LateRow,
+    MessageRow,
+    StepRow,
+    ThreadRow,
+    ToolCallRow,
+)
+from perdure.protocol.runs import (
+    Caller,
+    Counters,
+    RunContext,
+    RunFacts,
+    RunHot,
+    RunOptions,
+    RunRow,
+)
+from perdure.protocol.states import (
+    ArtifactStatus,
+    AttemptEnd,
+    CancelAction,
+    InterruptKind,
+    InterruptStatus,
+    OnExpiry,
+    ParkedOn,
+    RunState,
+    SideEffect,
+    StepStatus,
+    ToolCallStatus,
+)
+from perdure.protocol.values import Value
+from perdure.store.commits import DueTimer, TimerKind
+from perdure.store.postgres.driver import Row
+from perdure.store.postgres.wire import (
+    digest_in,
+    digest_in_or_none,
+    id_in,
+    id_in_or_none,
+    text_in,
+)
+from perdure.store.rules import Kept
+
+_NO_COUNTERS = Counters()
+
+
+def facts_of(row: Row) -> RunFacts:
+    """Return the cold half of a run."""
+    return RunFacts(
+        run_id=id_in(RUN, row["run_id"]),
+        tenant_id=row["tenant_id"],
+        agent_id=row["agent_id"],
+        agent_version=row["agent_version"],
+        thread_id=id_in(THREAD, row["thread_id"]),
+        root_run_id=id_in(RUN, row["root_run_id"]),
+        parent_run_id=id_in_or_none(RUN, row["parent_run_id"]),
+        retry_of=id_in_or_none(RUN, row["retry_of"]),
+        input=Value.model_validate_json(row["input"]),
+        context=RunContext.model_validate_json(row["context"]),
+        options=RunOptions.model_validate_json(row["options"]),
+        caller=Caller.model_validate_json(row["caller"]),
+        trace_id=row["trace_id"],
+        created_at=row["created_at"],
+        required_runtime=row["required_runtime"],
+        schema_version=row["schema_version"],
+    )
+
+
+def counters_of(stored: bytes) -> Counters:
+    """Return a run's counters."""
+    return _NO_COUNTERS if stored == b"{}" else Counters.model_validate_json(stored)
+
+
+def hot_of(row: Row) -> RunHot:
+    """Return the hot half of a run."""
+    return RunHot(
+        state=RunState(row["state"]),
+        step_index=row["step_index"],
+        last_seq=row["last_seq"],
+        retained_from_seq=row["retained_from_seq"],
+        attempt=row["attempt"],
+        faults=row["faults"],
+        lease_owner=row["lease_owner"],
+        lease_token=row["lease_token"],
+        lease_expires_at=row["lease_expires_at"],
+        cancel_epoch=row["cancel_epoch"],
+        cancel_action=None if row["cancel_action"] is None else CancelAction(row["cancel_action"]),
+        parked_on=None if row["parked_on"] is None else ParkedOn(row["parked_on"]),
+        waiting_kind=None if row["waiting_kind"] is None else InterruptKind(row["waiting_kind"]),
+        waiting_since=row["waiting_since"],
+        wake_at=row["wake_at"],
+        deadline_at=row["deadline_at"],
+        code=None if row["code"] is None else FailureCode(row["code"]),
+        open_calls=row["open_calls"],
+        open_interrupts=row["open_interrupts"],
+        open_children=row["open_children"],
+        counters=counters_of(row["counters"]),
+        checkpoint_seq=row["checkpoint_seq"],
+        terminal_seq=row["terminal_seq"],
+        started_at=row["started_at"],
+        finished_at=row["finished_at"],
+        updated_at=row["updated_at"],
+        last_commit_id=id_in_or_none(COMMIT, row["last_commit_id"]),
+    )
+
+
+def kept_of(row: Row) -> Kept:
+    """Return the hot half of a run with what only stores see."""
+    left: timedelta | None = row["deadline_left"]
+    return Kept(hot=hot_of(row), deadline_left=left)
+
+
+def run_of(row: Row) -> RunRow:
+    """Return a whole run."""
+    return RunRow(facts=facts_of(row), hot=hot_of(row))
+
+
+def event_of(run_id: str, row: Row) -> RecordedEvent:
+    """Return an event; a type number of a later release keeps a name of its own."""
+    number: int = row["type"]
+    return RecordedEvent(
+        run_id=run_id,
+        seq=row["seq"],
+        type=TYPE_NAME.get(number, f"type_{number}"),
+        step_index=row["step_index"],
+        at=row["at"],
+        attempt=row["attempt"],
+        epoch=row["epoch"],
+        raw=row["data"],
+        schema_version=row["schema_version"],
+    )
+
+
+def attempt_of(row: Row) -> AttemptRow:
+    """Return an attempt."""
+    return AttemptRow(
+        run_id=id_in(RUN, row["run_id"]),
+        attempt=row["attempt"],
+        token=row["token"],
+        worker_id=row["worker_id"],
+        started_at=row["started_at"],
+        ended_at=row["ended_at"],
+        end_reason=None if row["end_reason"] is None else AttemptEnd(row["end_reason"]),
+        last_commit_id=id_in_or_none(COMMIT, row["last_commit_id"]),
+    )
+
+
+def step_of(run_id: str, row: Row) -> StepRow:
+    """Return a step."""
+    return StepRow(
+        run_id=run_id,
+        index=row["step_index"],
+        status=StepStatus(row["status"]),
+        first_seq=row["first_seq"],
+        last_seq=row["last_seq"],
+        started_at=row["started_at"],
+        ended_at=row["ended_at"],
+    )
+
+
+def call_of(row: Row) -> ToolCallRow:
+    """Return a tool call."""
+    args_digest = digest_in(row["args_digest"])
+    return ToolCallRow(
+        tool_call_id=id_in(TOOL_CALL, row["tool_call_id"]),
+        run_id=id_in(RUN, row["run_id"]),
+        step_index=row["step_index"],
+        ordinal=row["ordinal"],
+        tool=text_in(row["tool"]) or "",
+        version=row["version"],
+        side_effect=None if row["side_effect"] is None else SideEffect(row["side_effect"]),
+        repeatable=row["repeatable"],
+        needs_approval=row["needs_approval"],
+        status=ToolCallStatus(row["status"]),
+        args_digest=args_digest,
+        effective_digest=digest_in_or_none(row["effective_digest"]) or args_digest,
+        effect_key=row["effect_key"],
+        external_ref=text_in(row["external_ref"]),
+        action_seq=row["action_seq"],
+        result_seq=row["result_seq"],
+    )
+
+
+def execution_of(run_id: str, row: Row) -> ExecutionRow:
+    """Return an execution."""
+    return ExecutionRow(
+        tool_call_id=id_in(TOOL_CALL, row["tool_call_id"]),
+        number=row["number"],
+        run_id=run_id,
+        attempt=row["attempt"],
+        args_digest=digest_in(row["args_digest"]),
+        started_at=row["started_at"],
+        ended_at=row["ended_at"],
+        outcome=None if row["outcome"] is None else ToolCallStatus(row["outcome"]),
+    )
+
+
+def checkpoint_of(row: Row) -> CheckpointRow:
+    """Return a checkpoint."""
+    return CheckpointRow(
+        checkpoint_id=id_in(CHECKPOINT, row["checkpoint_id"]),
+        run_id=id_in(RUN, row["run_id"]),
+        seq=row["seq"],
+        parent_seq=row["parent_seq"],
+        step_index=row["step_index"],
+        attempt=row["attempt"],
+        epoch=row["epoch"],
+        schema_version=row["schema_version"],
+        agent_state=decode(row["agent_state"]),
+        digest=digest_in(row["digest"]),
+        created_at=row["created_at"],
+    )
+
+
+def interrupt_of(row: Row) -> InterruptRow:
+    """Return an interrupt."""
+    return InterruptRow(
+        interrupt_id=id_in(INTERRUPT, row["interrupt_id"]),
+        run_id=id_in(RUN, row["run_id"]),
+        tenant_id=row["tenant_id"],
+        kind=InterruptKind(row["kind"]),
+        status=InterruptStatus(row["status"]),
+        key=text_in(row["key"]),
+        tool_call_id=id_in_or_none(TOOL_CALL, row["tool_call_id"]),
+        args_digest=digest_in_or_none(row["args_digest"]),
+        definition_digest=digest_in_or_none(row["definition_digest"]),
+        opened_seq=row["opened_seq"],
+        closed_seq=row["closed_seq"],
+        expires_at=row["expires_at"],
+        on_expiry=OnExpiry(row["on_expiry"]),
+        answer=row["answer"],
+        answer_digest=digest_in_or_none(row["answer_digest"]),
+        answered_by=text_in(row["answered_by"]),
+        answered_at=row["answered_at"],
+        consumed_by=row["consumed_by"],
+        created_at=row["created_at"],
+    )
+
+
+def artifact_of(row: Row) -> ArtifactRow:
+    """Return an artifact."""
+    return ArtifactRow(
+        artifact_id=id_in(ARTIFACT, row["artifact_id"]),
+        run_id=id_in(RUN, row["run_id"]),
+        tenant_id=row["tenant_id"],
+        thread_id=id_in(THREAD, row["thread_id"]),
+        name=text_in(row["name"]) or "",
+        version=row["version"],
+        media_type=text_in(row["media_type"]) or "",
+        digest=digest_in(row["digest"]),
+        size=row["size"],
+        status=ArtifactStatus(row["status"]),
+        step_index=row["step_index"],
+        tool_call_id=id_in_or_none(TOOL_CALL, row["tool_call_id"]),
+        seq=row["seq"],
+        created_at=row["created_at"],
+    )
+
+
+def thread_of(row: Row) -> ThreadRow:
+    """Return a thread."""
+    metadata, participants = decode(row["metadata"]), decode(row["participants"])
+    capabilities = decode(row["capabilities"])
+    return ThreadRow(
+        thread_id=id_in(THREAD, row["thread_id"]),
+        tenant_id=row["tenant_id"],
+        title=text_in(row["title"]) or "",
+        metadata=metadata if isinstance(metadata, dict) else {},
+        participants=participants if isinstance(participants, list) else [],
+        capabilities=[str(item) for item in capabilities] if isinstance(capabilities, list) else [],
+        active_run_id=id_in_or_none(RUN, row["active_run_id"]),
+        last_position=row["last_position"],
+        created_at=row["created_at"],
+        updated_at=row["updated_at"],
+    )
+
+
+def message_of(row: Row) -> MessageRow:
+    """Return a message."""
+    return MessageRow(
+        message_id=id_in(MESSAGE, row["message_id"]),
+        thread_id=id_in(THREAD, row["thread_id"]),
+        tenant_id=row["tenant_id"],
+        position=row["position"],
+        run_id=id_in_or_none(RUN, row["run_id"]),
+        seq=row["seq"],
+        role=Role(row["role"]),
+        author=text_in(row["author"]) or "",
+        body=None if row["body"] is None else decode(row["body"]),
+        created_at=row["created_at"],
+    )
+
+
+def late_of(row: Row) -> LateRow:
+    """Return a late result."""
+    return LateRow(
+        tool_call_id=id_in(TOOL_CALL, row["tool_call_id"]),
+        execution=row["execution"],
+        run_id=id_in(RUN, row["run_id"]),
+        attempt=row["attempt"],
+        epoch=row["epoch"],
+        seq=row["seq"],
+        status=ToolCallStatus(row["status"]),
+        external_ref=text_in(row["external_ref"]),
+        recorded_at=row["recorded_at"],
+    )
+
+
+def timer_of(row: Row) -> DueTimer:
+    """Return a timer; only an expiry has an interrupt."""
+    kind = TimerKind(row["kind"])
+    ref = id_in(INTERRUPT, row["ref"]) if kind is TimerKind.EXPIRY else None
+    return DueTimer(run_id=id_in(RUN, row["run_id"]), kind=kind, ref=ref)

@@ -1,0 +1,190 @@
+-- What the reader asks. A null argument leaves a condition open; pages go by key.
+
+-- name: find_run
+SELECT * FROM run_rows WHERE run_id = $1::uuid AND ($2::text IS NULL OR tenant_id = $2);
+
+-- name: list_runs
+SELECT * FROM run_rows
+ WHERE ($1::uuid IS NULL OR run_id < $1) AND ($2::text IS NULL OR tenant_id = $2)
+   AND ($3::text IS NULL OR state = $3) AND ($4::text IS NULL OR agent_id = $4)
+   AND ($5::uuid IS NULL OR thread_id = $5) AND ($6::uuid IS NULL OR parent_run_id = $6)
+   AND (NOT $7::bool OR finished_at IS NULL)
+ ORDER BY run_id DESC LIMIT $8;
+
+-- name: list_thread_runs
+SELECT * FROM run_rows
+ WHERE ($1::uuid IS NULL OR run_id < $1) AND ($2::text IS NULL OR tenant_id = $2)
+   AND ($3::text IS NULL OR state = $3) AND ($4::text IS NULL OR agent_id = $4)
+   AND thread_id = $5::uuid AND ($6::uuid IS NULL OR parent_run_id = $6)
+   AND (NOT $7::bool OR finished_at IS NULL)
+ ORDER BY run_id DESC LIMIT $8;
+
+-- name: list_child_runs
+SELECT * FROM run_rows
+ WHERE ($1::uuid IS NULL OR run_id < $1) AND ($2::text IS NULL OR tenant_id = $2)
+   AND ($3::text IS NULL OR state = $3) AND ($4::text IS NULL OR agent_id = $4)
+   AND ($5::uuid IS NULL OR thread_id = $5) AND parent_run_id = $6::uuid
+   AND (NOT $7::bool OR finished_at IS NULL)
+ ORDER BY run_id DESC LIMIT $8;
+
+-- name: list_unfinished_runs
+SELECT * FROM run_rows
+ WHERE ($1::uuid IS NULL OR run_id < $1) AND ($2::text IS NULL OR tenant_id = $2)
+   AND ($3::text IS NULL OR state = $3) AND ($4::text IS NULL OR agent_id = $4)
+   AND ($5::uuid IS NULL OR thread_id = $5) AND ($6::uuid IS NULL OR parent_run_id = $6)
+   AND finished_at IS NULL AND $7::bool
+ ORDER BY run_id DESC LIMIT $8;
+
+-- name: events_after
+SELECT seq, type, step_index, at, attempt, epoch, schema_version, data FROM events
+ WHERE run_id = $1::uuid AND seq > $2 ORDER BY seq LIMIT $3;
+
+-- name: list_attempts
+SELECT run_id, attempt, token, worker_id, started_at, ended_at, end_reason, last_commit_id
+  FROM attempts WHERE run_id = $1::uuid ORDER BY attempt;
+
+-- name: list_steps
+SELECT step_index, status, first_seq, last_seq, started_at, ended_at FROM steps
+ WHERE run_id = $1::uuid AND step_index > $2 ORDER BY step_index LIMIT $3;
+
+-- name: list_tool_calls
+SELECT tool_call_id, run_id, step_index, ordinal, tool, version, side_effect, repeatable,
+       needs_approval, status, args_digest, effective_digest, effect_key, external_ref, action_seq,
+       result_seq
+  FROM tool_calls
+ WHERE run_id = $1::uuid AND (step_index, ordinal) > ($2::int, $3::int)
+ ORDER BY step_index, ordinal, tool_call_id LIMIT $4;
+
+-- name: find_tool_call
+SELECT c.tool_call_id, c.run_id, c.step_index, c.ordinal, c.tool, c.version, c.side_effect,
+       c.repeatable, c.needs_approval, c.status, c.args_digest, c.effective_digest, c.effect_key,
+       c.external_ref, c.action_seq, c.result_seq
+  FROM tool_calls AS c JOIN runs AS r ON r.run_id = c.run_id
+ WHERE c.tool_call_id = $1::uuid AND r.tenant_id = $2;
+
+-- name: list_executions
+SELECT x.tool_call_id, x.number, x.attempt, x.args_digest, x.started_at, x.ended_at, x.outcome
+  FROM tool_calls AS c JOIN tool_executions AS x ON x.tool_call_id = c.tool_call_id
+ WHERE c.run_id = $1::uuid ORDER BY x.number, x.tool_call_id;
+
+-- name: open_executions
+SELECT x.tool_call_id, x.number, x.attempt, x.args_digest, x.started_at, x.ended_at, x.outcome
+  FROM tool_calls AS c JOIN tool_executions AS x ON x.tool_call_id = c.tool_call_id
+ WHERE c.run_id = $1::uuid
+   AND c.status IN ('proposed', 'awaiting_approval', 'running', 'pending')
+ ORDER BY x.number, x.tool_call_id;
+
+-- name: list_checkpoints
+SELECT checkpoint_id, run_id, seq, parent_seq, step_index, attempt, epoch, schema_version, digest,
+       created_at, agent_state
+  FROM checkpoints
+ WHERE run_id = $1::uuid AND ($2::int IS NULL OR seq < $2)
+ ORDER BY seq DESC LIMIT $3;
+
+-- name: find_checkpoint
+SELECT c.checkpoint_id, c.run_id, c.seq, c.parent_seq, c.step_index, c.attempt, c.epoch,
+       c.schema_version, c.digest, c.created_at, c.agent_state
+  FROM checkpoints AS c JOIN runs AS r ON r.run_id = c.run_id
+ WHERE c.checkpoint_id = $1::uuid AND r.tenant_id = $2;
+
+-- name: list_interrupts
+SELECT interrupt_id, run_id, tenant_id, kind, status, key, tool_call_id, args_digest,
+       definition_digest, opened_seq, closed_seq, expires_at, on_expiry, answer, answer_digest,
+       answered_by, answered_at, consumed_by, created_at
+  FROM interrupts
+ WHERE tenant_id = $1 AND ($2::uuid IS NULL OR interrupt_id > $2)
+   AND ($3::text IS NULL OR status = $3) AND ($4::uuid IS NULL OR run_id = $4)
+ ORDER BY interrupt_id LIMIT $5;
+
+-- name: list_run_interrupts
+SELECT interrupt_id, run_id, tenant_id, kind, status, key, tool_call_id, args_digest,
+       definition_digest, opened_seq, closed_seq, expires_at, on_expiry, answer, answer_digest,
+       answered_by, answered_at, consumed_by, created_at
+  FROM interrupts
+ WHERE tenant_id = $1 AND ($2::uuid IS NULL OR interrupt_id > $2)
+   AND ($3::text IS NULL OR status = $3) AND run_id = $4::uuid
+ ORDER BY interrupt_id LIMIT $5;
+
+-- name: find_interrupt
+SELECT interrupt_id, run_id, tenant_id, kind, status, key, tool_call_id, args_digest,
+       definition_digest, opened_seq, closed_seq, expires_at, on_expiry, answer, answer_digest,
+       answered_by, answered_at, consumed_by, created_at
+  FROM interrupts
+ WHERE interrupt_id = $1::uuid AND ($2::text IS NULL OR tenant_id = $2);
+
+-- name: list_artifacts
+SELECT artifact_id, run_id, tenant_id, thread_id, name, version, media_type, digest, size, status,
+       step_index, tool_call_id, seq, created_at
+  FROM artifacts
+ WHERE tenant_id = $1 AND ($2::uuid IS NULL OR run_id = $2) AND ($3::uuid IS NULL OR thread_id = $3)
+   AND ($4::uuid IS NULL OR artifact_id > $4)
+ ORDER BY artifact_id LIMIT $5;
+
+-- name: find_artifact
+SELECT artifact_id, run_id, tenant_id, thread_id, name, version, media_type, digest, size, status,
+       step_index, tool_call_id, seq, created_at
+  FROM artifacts WHERE artifact_id = $1::uuid AND tenant_id = $2;
+
+-- name: read_blob
+SELECT data FROM blobs WHERE tenant_id = $1 AND digest = $2;
+
+-- name: find_thread
+SELECT thread_id, tenant_id, title, metadata, participants, capabilities, active_run_id,
+       last_position, created_at, updated_at
+  FROM threads WHERE thread_id = $1::uuid AND tenant_id = $2;
+
+-- name: list_threads
+SELECT thread_id, tenant_id, title, metadata, participants, capabilities, active_run_id,
+       last_position, created_at, updated_at
+  FROM threads
+ WHERE tenant_id = $1 AND ($2::uuid IS NULL OR thread_id < $2)
+ ORDER BY thread_id DESC LIMIT $3;
+
+-- name: list_messages
+SELECT message_id, thread_id, tenant_id, position, run_id, seq, role, author, body, created_at
+  FROM messages
+ WHERE thread_id = $1::uuid AND position > $2 AND ($3::int IS NULL OR position <= $3)
+ ORDER BY position LIMIT $4;
+
+-- name: list_agents
+SELECT agent_id, version, card, registered_at FROM agents ORDER BY agent_id, registered_at, version;
+
+-- name: list_tools
+SELECT name, version, spec, registered_at FROM tools ORDER BY name, registered_at, version;
+
+-- name: list_late
+SELECT tool_call_id, execution, run_id, attempt, epoch, seq, status, external_ref, recorded_at
+  FROM late_results WHERE run_id = $1::uuid ORDER BY seq;
+
+-- name: due_timers
+SELECT t.run_id, t.kind, t.ref
+  FROM timers AS t
+ CROSS JOIN LATERAL (
+    SELECT 1 FROM run_state AS s WHERE s.run_id = t.run_id AND s.lease_owner IS NULL OFFSET 0
+ ) AS unheld
+ WHERE t.due_at <= coalesce($1::timestamptz, now())
+ ORDER BY t.due_at, t.run_id, t.kind, t.ref LIMIT $2;
+
+-- name: timers_of
+SELECT run_id, kind, ref FROM timers WHERE run_id = $1::uuid ORDER BY due_at, kind, ref;
+
+-- name: is_ready
+SELECT 1 FROM ready WHERE run_id = $1::uuid;
+
+-- name: count_ready
+SELECT count(*)::int AS ready,
+       greatest(0, extract(epoch FROM coalesce($1::timestamptz, now()) - min(available_at)))::float8
+           AS oldest_s
+  FROM ready WHERE available_at <= coalesce($1::timestamptz, now());
+
+-- name: count_interrupts
+SELECT count(*)::int AS pending,
+       greatest(0, extract(epoch FROM coalesce($1::timestamptz, now()) - min(created_at)))::float8
+           AS oldest_s
+  FROM interrupts WHERE status = 'pending';
+
+-- name: count_states
+SELECT state, count(*)::int AS runs FROM run_state WHERE finished_at IS NULL GROUP BY state;
+
+-- name: ping_runs
+SELECT max(version) AS version FROM schema_migrations;

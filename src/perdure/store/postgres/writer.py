@@ -1,0 +1,204 @@
+"""The writing half of the PostgreSQL store.
+
+Commits, inserts and heartbeats have connections of their own; everything else is rare and borrows
+one from the pool. A move of a run locks its row, asks `rules`, and writes what they return.
+"""
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+
+from pydantic import JsonValue
+
+from perdure.protocol.codec import encode
+from perdure.protocol.errors import Conflict, NotFound
+from perdure.protocol.ids import hex_of
+from perdure.protocol.messages import Role
+from perdure.protocol.records import MessageRow, ThreadRow
+from perdure.protocol.runs import RunHot
+from perdure.store.commits import (
+    AgentRegistration,
+    CancelWish,
+    Claimed,
+    ClaimWant,
+    Commit,
+    CommitResult,
+    Inserted,
+    LateResult,
+    LeaseKey,
+    NewRun,
+    Renewal,
+    Requeued,
+    ToolRegistration,
+)
+from perdure.store.postgres import moves
+from perdure.store.postgres.admission import Admission, claim
+from perdure.store.postgres.committing import Committer
+from perdure.store.postgres.driver import Connection
+from perdure.store.postgres.errors import DataRefused
+from perdure.store.postgres.heartbeat import Heartbeat
+from perdure.store.postgres.lanes import Access, Lane, Result, Work
+from perdure.store.postgres.moving import columns
+from perdure.store.postgres.statements import SQL
+from perdure.store.postgres.wire import digest_out, id_out
+
+Clock = Callable[[], datetime] | None
+
+
+class PostgresStore:
+    """The `Store` port over PostgreSQL."""
+
+    def __init__(self, dsn: str, access: Access, clock: Clock) -> None:
+        self._commits = Lane(dsn)
+        self._inserts = Lane(dsn)
+        self._committer = Committer(self._commits, clock)
+        self._admission = Admission(self._inserts, clock)
+        self._heartbeat = Heartbeat(dsn, clock)
+        self._access = access
+        self._clock = clock
+
+    async def close(self) -> None:
+        """Close the connections that are not the pool's."""
+        await self._heartbeat.close()
+        await self._inserts.close()
+        await self._commits.close()
+
+    def _now(self) -> datetime | None:
+        return None if self._clock is None else self._clock()
+
+    async def _move(self, work: Work[Result]) -> Result:
+        """Do one transaction's work; what is refused here is a conflict of the caller's."""
+        try:
+            return await self._access.run(work)
+        except DataRefused as error:
+            raise Conflict(str(error)) from error
+
+    async def insert_run(self, new: NewRun) -> Inserted:
+        """See `Store.insert_run`. A run id that exists is the same call sent again."""
+        return await self._admission.insert_run(new)
+
+    async def claim_runs(self, want: ClaimWant) -> list[Claimed]:
+        """See `Store.claim_runs`."""
+        if want.limit <= 0 or not want.serves:
+            return []
+        return await self._move(lambda c: claim(c, want, self._now()))
+
+    async def renew_leases(
+        self, worker_id: str, leases: Sequence[LeaseKey], ttl_s: float
+    ) -> list[Renewal]:
+        """See `Store.renew_leases`. May be called from any event loop."""
+        return await self._heartbeat.renew(worker_id, leases, ttl_s)
+
+    async def commit(self, commits: Sequence[Commit]) -> list[CommitResult]:
+        """See `Store.commit`. Raises ValueError for a batch that names a run twice."""
+        return await self._committer.commit(commits)
+
+    async def request_cancel(self, run_id: str, wish: CancelWish) -> RunHot | None:
+        """See `Store.request_cancel`."""
+        return await self._move(lambda c: moves.cancel(c, run_id, wish, self._now()))
+
+    async def record_late(self, late: LateResult) -> bool:
+        """See `Store.record_late`. Raises NotFound for a run that does not exist."""
+        return await self._move(lambda c: moves.record_late(c, late, self._now()))
+
+    async def requeue_expired(self, limit: int) -> list[Requeued]:
+        """See `Store.requeue_expired`. The longest expired first; busy rows are left."""
+        return await self._move(lambda c: moves.requeue_expired(c, limit, self._now()))
+
+    async def release_runs(self, worker_id: str, leases: Sequence[LeaseKey]) -> int:
+        """See `Store.release_runs`. A run with an accepted cancel goes to its closing instead."""
+        if not leases:
+            return 0
+        return await self._move(lambda c: moves.release(c, worker_id, leases, self._now()))
+
+    async def quarantine(self, run_id: str, token: int, reason: str, step_index: int) -> bool:
+        """See `Store.quarantine`."""
+        return await self._move(
+            lambda c: moves.quarantine(c, run_id, token, reason, step_index, self._now())
+        )
+
+    async def create_thread(self, row: ThreadRow) -> None:
+        """See `Store.create_thread`."""
+        arguments = (
+            hex_of(row.thread_id),
+            row.tenant_id,
+            row.title.encode(),
+            encode(row.metadata),
+            encode(row.participants),
+            encode([*row.capabilities]),
+            id_out(row.active_run_id),
+            row.last_position,
+            row.created_at,
+            row.updated_at,
+        )
+        made = await self._move(lambda c: c.fetch(SQL["insert_thread"], *arguments))
+        if not made:
+            raise Conflict("the thread exists")
+
+    async def append_message(
+        self,
+        *,
+        tenant_id: str,
+        thread_id: str,
+        message_id: str,
+        role: Role,
+        author: str,
+        body: JsonValue,
+    ) -> MessageRow:
+        """See `Store.append_message`. Raises Conflict when the message's id exists."""
+        thread, message, now = hex_of(thread_id), hex_of(message_id), self._now()
+
+        async def work(connection: Connection) -> MessageRow:
+            rows = await connection.fetch(SQL["next_position"], thread, tenant_id, now)
+            if not rows:
+                raise NotFound("no such thread")
+            position: int = rows[0]["last_position"]
+            written = (message, now, position, tenant_id, role, author.encode(), encode(body))
+            (row,) = await connection.fetch(SQL["insert_message"], thread, *written)
+            return MessageRow(
+                message_id=message_id,
+                thread_id=thread_id,
+                tenant_id=tenant_id,
+                position=position,
+                run_id=None,
+                seq=None,
+                role=role,
+                author=author,
+                body=body,
+                created_at=row["created_at"],
+            )
+
+        return await self._move(work)
+
+    async def register(
+        self, agents: Sequence[AgentRegistration], tools: Sequence[ToolRegistration]
+    ) -> None:
+        """See `Store.register`. What is replaced keeps the time of its first registration."""
+        cards = {
+            (one.agent_id, one.version): (
+                one.agent_id,
+                one.version,
+                digest_out(one.digest),
+                encode(one.card),
+            )
+            for one in agents
+        }
+        specs = {
+            (one.name, one.version): (
+                one.name,
+                one.version,
+                digest_out(one.digest),
+                encode(one.spec),
+            )
+            for one in tools
+        }
+        now = self._now()
+
+        async def work(connection: Connection) -> None:
+            if cards:
+                ordered = [cards[key] for key in sorted(cards)]
+                await connection.execute(SQL["register_agents"], now, *columns(ordered))
+            if specs:
+                ordered = [specs[key] for key in sorted(specs)]
+                await connection.execute(SQL["register_tools"], now, *columns(ordered))
+
+        await self._move(work)

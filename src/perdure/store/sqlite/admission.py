@@ -1,0 +1,216 @@
+"""How runs enter the store, and threads, messages and registrations beside them.
+
+Each function is one job of the writer: it looks for what it must refuse before it writes anything,
+because other jobs share its transaction.
+"""
+
+from collections.abc import Sequence
+
+from perdure.protocol.base import to_micros
+from perdure.protocol.codec import encode
+from perdure.protocol.errors import Conflict, NotFound, ThreadBusy
+from perdure.protocol.messages import Role
+from perdure.protocol.records import MessageRow, ThreadRow
+from perdure.protocol.runs import RunFacts, RunRow
+from perdure.protocol.states import ParkedOn
+from perdure.store import rules
+from perdure.store.commits import (
+    AgentRegistration,
+    Inserted,
+    NewRun,
+    TimerKind,
+    ToolRegistration,
+)
+from perdure.store.rules import Kept
+from perdure.store.sqlite.rows import FINGERPRINT, Row, maybe, pack_hot, pack_id, read_run
+from perdure.store.sqlite.transaction import NO_REF, Transaction
+
+
+def insert_run(tx: Transaction, new: NewRun) -> Inserted:
+    """Create a run with all that belongs to it, or return the one that is there."""
+    run, thread = pack_id(new.run_id), pack_id(new.thread_id)
+    known = _find_known(tx, new, run)
+    if known is not None:
+        return Inserted(row=read_run(known), created=False, fingerprint=known[FINGERPRINT])
+    queued = _enter_thread(tx, new, run, thread)
+    facts = rules.first_facts(new, tx.now)
+    hot = rules.first_hot(new, tx.now, queued=queued)
+    position = _add_input(tx, new, run, thread)
+    _insert_cold(tx, new, facts, (run, thread, position))
+    tx.run("insert_run_state", *pack_hot(Kept(hot=hot)), run)
+    tx.append(run, hot, new.event.data, new.event.step_index)
+    tx.keep_blobs(new.tenant_id, new.blobs)
+    if hot.deadline_at is not None:
+        due = to_micros(hot.deadline_at)
+        tx.run("insert_timer", run, TimerKind.DEADLINE.value, NO_REF, due)
+    if hot.parked_on is ParkedOn.THREAD:
+        tx.run("queue_in_thread", thread, position, run)
+    else:
+        tx.set_ready(run, tx.now_micros)
+    return Inserted(row=RunRow(facts=facts, hot=hot), created=True, fingerprint=new.fingerprint)
+
+
+def _find_known(tx: Transaction, new: NewRun, run: bytes) -> Row | None:
+    known = tx.one("find_run", run, None)
+    if known is None and new.idempotency_key is not None:
+        known = tx.one("find_idempotent_run", new.tenant_id, new.agent_id, new.idempotency_key)
+    return known
+
+
+def _enter_thread(tx: Transaction, new: NewRun, run: bytes, thread: bytes) -> bool:
+    """Make or find the thread; return whether the run has to queue in it."""
+    if tx.one("find_message", pack_id(new.message_id)) is not None:
+        raise Conflict("the message exists")
+    row = tx.one("find_active_run", thread)
+    if new.creates_thread:
+        if row is not None:
+            raise Conflict("the thread exists")
+        insert_thread(tx, _new_thread(tx, new))
+        tx.run("activate_thread", run, thread)
+        return False
+    if row is None or tx.one("find_thread", thread, new.tenant_id) is None:
+        raise NotFound("no such thread")
+    if row[0] is None:
+        tx.run("activate_thread", run, thread)
+        return False
+    if new.options.multitask_strategy == "reject":
+        raise ThreadBusy("the thread has an active run", details={"run_id": f"run_{row[0].hex()}"})
+    return True
+
+
+def _new_thread(tx: Transaction, new: NewRun) -> ThreadRow:
+    return ThreadRow(
+        thread_id=new.thread_id,
+        tenant_id=new.tenant_id,
+        title="",
+        metadata={},
+        participants=[],
+        capabilities=[],
+        active_run_id=None,
+        last_position=0,
+        created_at=tx.now,
+        updated_at=tx.now,
+    )
+
+
+def _add_input(tx: Transaction, new: NewRun, run: bytes, thread: bytes) -> int:
+    place = tx.one("next_position", tx.now_micros, thread, new.tenant_id)
+    assert place is not None, "the thread was found or made"
+    position: int = place[0]
+    tx.run(
+        "insert_message",
+        thread,
+        position,
+        pack_id(new.message_id),
+        new.tenant_id,
+        run,
+        None,
+        Role.USER.value,
+        new.caller.principal,
+        tx.now_micros,
+        None,
+    )
+    return position
+
+
+def _insert_cold(
+    tx: Transaction, new: NewRun, facts: RunFacts, place: tuple[bytes, bytes, int]
+) -> None:
+    run, thread, position = place
+    tx.run(
+        "insert_run",
+        run,
+        facts.tenant_id,
+        facts.agent_id,
+        facts.agent_version,
+        thread,
+        pack_id(facts.root_run_id),
+        maybe(pack_id, facts.parent_run_id),
+        maybe(pack_id, facts.retry_of),
+        new.queue,
+        new.priority,
+        facts.options.max_attempts,
+        facts.required_runtime,
+        facts.schema_version,
+        position,
+        facts.trace_id,
+        new.idempotency_key,
+        new.fingerprint,
+        to_micros(facts.created_at),
+        facts.input.model_dump_json(exclude_defaults=True).encode(),
+        facts.context.model_dump_json(exclude_defaults=True).encode(),
+        facts.options.model_dump_json(exclude_defaults=True).encode(),
+        facts.caller.model_dump_json(exclude_defaults=True).encode(),
+    )
+
+
+def insert_thread(tx: Transaction, row: ThreadRow) -> None:
+    """Write a thread whose id is free."""
+    tx.run(
+        "insert_thread",
+        pack_id(row.thread_id),
+        row.tenant_id,
+        row.title,
+        encode(row.metadata),
+        encode(row.participants),
+        encode(list(row.capabilities)),
+        maybe(pack_id, row.active_run_id),
+        row.last_position,
+        to_micros(row.created_at),
+        to_micros(row.updated_at),
+    )
+
+
+def create_thread(tx: Transaction, row: ThreadRow) -> None:
+    """Create a thread, unless its id exists."""
+    if tx.one("find_active_run", pack_id(row.thread_id)) is not None:
+        raise Conflict("the thread exists")
+    insert_thread(tx, row)
+
+
+def append_message(tx: Transaction, message: MessageRow) -> MessageRow:
+    """Append a message that belongs to no run; its position and time are given here."""
+    thread, key = pack_id(message.thread_id), pack_id(message.message_id)
+    if tx.one("find_thread", thread, message.tenant_id) is None:
+        raise NotFound("no such thread")
+    if tx.one("find_message", key) is not None:
+        raise Conflict("the message exists")
+    place = tx.one("next_position", tx.now_micros, thread, message.tenant_id)
+    assert place is not None, "the thread was found"
+    tx.run(
+        "insert_message",
+        thread,
+        place[0],
+        key,
+        message.tenant_id,
+        None,
+        None,
+        message.role.value,
+        message.author,
+        tx.now_micros,
+        encode(message.body),
+    )
+    return MessageRow(
+        message_id=message.message_id,
+        thread_id=message.thread_id,
+        tenant_id=message.tenant_id,
+        position=place[0],
+        run_id=None,
+        seq=None,
+        role=message.role,
+        author=message.author,
+        body=message.body,
+        created_at=tx.now,
+    )
+
+
+def register(
+    tx: Transaction, agents: Sequence[AgentRegistration], tools: Sequence[ToolRegistration]
+) -> None:
+    """Record versions; one that is replaced keeps the time of its first registration."""
+    for agent in agents:
+        card = encode(agent.card)
+        tx.run("upsert_agent", agent.agent_id, agent.version, agent.digest, tx.now_micros, card)
+    for tool in tools:
+        spec = encode(tool.spec)
+        tx.run("upsert_tool", tool.name, tool.version, tool.digest, tx.now_micros, spec)

@@ -1,0 +1,125 @@
+"""A SQLite database file, open: its writer, its readers, and what happens at the door.
+
+Several processes of one host may open the same file; each has a writer thread of its own, and
+`BEGIN IMMEDIATE` orders them. A process stopped inside a write transaction blocks the others.
+"""
+
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from anyio import CancelScope, to_thread
+
+from perdure.protocol.base import from_micros
+from perdure.protocol.errors import Unavailable
+from perdure.store.migrate import Migration
+from perdure.store.sqlite.connection import (
+    Synchronous,
+    begin_immediate,
+    check_version,
+    connect_reader,
+    connect_writer,
+    translate,
+)
+from perdure.store.sqlite.files import refuse_network_file
+from perdure.store.sqlite.reader import SqliteReader
+from perdure.store.sqlite.readers import Readers
+from perdure.store.sqlite.schema import known_migrations, migrate
+from perdure.store.sqlite.store import SqliteStore
+from perdure.store.sqlite.writer import Writer
+
+
+def _system_clock() -> datetime:
+    return from_micros(time.time_ns() // 1000)
+
+
+class SqliteDatabase:
+    """One file. `synchronous="off"` is for simulations on files that are thrown away.
+
+    Entering raises Unavailable when the file cannot be opened, SchemaRefused when it belongs to
+    a newer release, NetworkFile when it lies on a network file system.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        clock: Callable[[], datetime] | None = None,
+        synchronous: Synchronous = "full",
+        migrations: Sequence[Migration] | None = None,
+    ) -> None:
+        self._path = path
+        self._clock = clock or _system_clock
+        self._synchronous: Synchronous = synchronous
+        self._migrations = known_migrations() if migrations is None else migrations
+        self._writer = Writer(path, synchronous, self._clock)
+        self._readers = Readers()
+        self._watch: sqlite3.Connection | None = None
+        self._store = SqliteStore(self._writer)
+        self._reader = SqliteReader(self._readers, self._clock)
+
+    @property
+    def store(self) -> SqliteStore:
+        """The writing port."""
+        return self._store
+
+    @property
+    def reader(self) -> SqliteReader:
+        """The reading port."""
+        return self._reader
+
+    @property
+    def writer(self) -> Writer:
+        """The writer thread, for tests and drills."""
+        return self._writer
+
+    def data_version(self) -> int:
+        """Return a number that changes when anybody has committed to the file; takes microseconds."""
+        if self._watch is None:
+            raise Unavailable("the database is not open")
+        try:
+            return int(self._watch.execute("PRAGMA data_version").fetchall()[0][0])
+        except sqlite3.Error as error:
+            raise translate(error) from error
+
+    async def __aenter__(self) -> Self:
+        await to_thread.run_sync(self._open)
+        return self
+
+    def _open(self) -> None:
+        check_version()
+        refuse_network_file(self._path)
+        try:
+            self._migrate()
+            self._readers.open(self._path)
+            self._watch = connect_reader(self._path)
+            self._writer.start()
+        except sqlite3.Error as error:
+            raise translate(error) from error
+
+    def _migrate(self) -> None:
+        """Apply what the file lacks, under its write lock; the first process does it for all."""
+        connection = connect_writer(self._path, self._synchronous)
+        try:
+            begin_immediate(connection)
+            migrate(connection, self._migrations, time.time_ns() // 1000)
+            connection.execute("COMMIT")
+        finally:
+            connection.close()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with CancelScope(shield=True):
+            await to_thread.run_sync(self._writer.stop)
+            await self._readers.close()
+            if self._watch is not None:
+                self._watch.close()
+                self._watch = None

@@ -1,0 +1,189 @@
+"""The moves of a run that are no commits: claim, renewal, cancel, late results, release, repair.
+
+Each reads the hot row under the file's write lock, asks the shared rules and writes what they
+return.
+"""
+
+import heapq
+import json
+from collections.abc import Sequence
+
+from perdure.protocol.base import to_micros
+from perdure.protocol.errors import NotFound
+from perdure.protocol.runs import RunHot, RunRow
+from perdure.protocol.states import AttemptEnd
+from perdure.store import rules
+from perdure.store.commits import (
+    CancelWish,
+    Claimed,
+    ClaimWant,
+    LateResult,
+    LeaseKey,
+    Renewal,
+    Requeued,
+)
+from perdure.store.rules import Kept
+from perdure.store.sqlite.rows import (
+    FACTS_WIDTH,
+    INPUT_POSITION,
+    Row,
+    maybe,
+    pack_id,
+    read_facts,
+    read_kept,
+)
+from perdure.store.sqlite.transaction import Transaction
+
+
+def claim_runs(tx: Transaction, want: ClaimWant) -> list[Claimed]:
+    """Take runs: larger priority first, then by the time they became claimable, then by id."""
+    serves = json.dumps([list(pair) for pair in want.serves])
+    found: list[Row] = []
+    for queue in want.queues:
+        found += tx.all(
+            "claim_candidates", queue, tx.now_micros, want.runtime_version, serves, want.limit
+        )
+    first = heapq.nsmallest(want.limit, found, key=lambda row: (-row[1], row[2], row[0]))
+    return [_take(tx, row[0], want) for row in first]
+
+
+def _take(tx: Transaction, run: bytes, want: ClaimWant) -> Claimed:
+    row = tx.one("find_run", run, None)
+    assert row is not None, "an entry in ready has its run"
+    before = read_kept(row[FACTS_WIDTH:])
+    ended = tx.one("find_attempt_end", run, before.hot.attempt)
+    hot = rules.take(before.hot, want, tx.now)
+    _save(tx, run, before, hot)
+    tx.run("delete_ready", run)
+    at = to_micros(hot.updated_at)
+    tx.run("insert_attempt", run, hot.attempt, hot.lease_token, want.worker_id, at)
+    previous = None if ended is None else maybe(AttemptEnd, ended[0])
+    tx.append(run, hot, rules.claim_event(hot, want.worker_id, previous), hot.step_index)
+    return Claimed(
+        row=RunRow(facts=read_facts(row), hot=hot),
+        token=hot.lease_token,
+        input_position=row[INPUT_POSITION],
+        deadline_in_s=rules.seconds_left(hot, tx.now),
+    )
+
+
+def _save(tx: Transaction, run: bytes, before: Kept, hot: RunHot) -> None:
+    tx.save(run, Kept(hot=hot, deadline_left=before.deadline_left))
+
+
+def renew_leases(
+    tx: Transaction, worker_id: str, leases: Sequence[LeaseKey], ttl_s: float
+) -> list[Renewal]:
+    """Prolong what the worker holds, an expired lease that nobody took away too."""
+    expires_at = to_micros(rules.after(tx.now, ttl_s))
+    answers: list[Renewal] = []
+    for lease in leases:
+        run = pack_id(lease.run_id)
+        row = tx.one("renew_lease", expires_at, run, lease.token, worker_id)
+        held = row is not None
+        if row is None:
+            row = tx.one("find_epoch", run)
+        epoch = 0 if row is None else row[0]
+        answers.append(Renewal(run_id=lease.run_id, held=held, cancel_epoch=epoch))
+    return answers
+
+
+def request_cancel(tx: Transaction, run_id: str, wish: CancelWish) -> RunHot | None:
+    """Accept a cancel, or leave the row as it is."""
+    run = pack_id(run_id)
+    before = tx.load(run)
+    if before is None:
+        return None
+    if not rules.accepts_cancel(before.hot, wish):
+        return before.hot
+    hot = rules.cancel(before.hot, wish, tx.now)
+    _save(tx, run, before, hot)
+    tx.append(run, hot, rules.cancel_event(hot, wish), hot.step_index)
+    if hot.lease_owner is None:
+        tx.begin_closing(run)
+    return hot
+
+
+def record_late(tx: Transaction, late: LateResult) -> bool:
+    """Append a late result, once for each execution."""
+    run, call = pack_id(late.run_id), pack_id(late.tool_call_id)
+    before = tx.load(run)
+    if before is None:
+        raise NotFound("no such run")
+    if tx.one("find_late", run, call, late.execution) is not None:
+        return False
+    hot = rules.note_late(before.hot, tx.now)
+    _save(tx, run, before, hot)
+    tx.append(run, hot, rules.late_event(late), late.step_index)
+    if late.blobs:
+        keys = tx.one("find_run_keys", run)
+        assert keys is not None, "the hot row was there"
+        tx.keep_blobs(keys[0], late.blobs)
+    tx.run(
+        "insert_late",
+        run,
+        call,
+        late.execution,
+        late.attempt,
+        late.epoch,
+        hot.last_seq,
+        late.status.value,
+        late.external_ref,
+        to_micros(hot.updated_at),
+    )
+    return True
+
+
+def requeue_expired(tx: Transaction, limit: int) -> list[Requeued]:
+    """Take expired leases away, the longest expired first."""
+    rows = tx.all("expired_leases", tx.now_micros, limit)
+    return [_take_away(tx, row[0]) for row in rows]
+
+
+def _take_away(tx: Transaction, run: bytes) -> Requeued:
+    before, bound = tx.load(run), tx.one("find_attempts_max", run)
+    assert before is not None, "the row was just seen"
+    assert bound is not None, "a hot row has its cold one"
+    exhausted = rules.is_exhausted(before.hot, bound[0])
+    cancelled = before.hot.cancel_epoch > 0
+    hot = rules.lose(before.hot, tx.now, closing=exhausted or cancelled)
+    _save(tx, run, before, hot)
+    tx.append(run, hot, rules.lost_event(before.hot), hot.step_index)
+    tx.end_attempt(run, hot, AttemptEnd.LEASE_LOST)
+    if exhausted or cancelled:
+        tx.begin_closing(run)
+    else:
+        tx.set_ready(run, tx.now_micros)
+    return Requeued(run_id=f"run_{run.hex()}", exhausted=exhausted, cancel_requested=cancelled)
+
+
+def release_runs(tx: Transaction, worker_id: str, leases: Sequence[LeaseKey]) -> int:
+    """Hand back runs; one with an accepted cancel goes to its closing instead."""
+    count = 0
+    for lease in leases:
+        run = pack_id(lease.run_id)
+        before = tx.load(run)
+        if before is None or not rules.holds(before.hot, worker_id, lease.token):
+            continue
+        hot = rules.give_back(before.hot, tx.now)
+        _save(tx, run, before, hot)
+        tx.end_attempt(run, hot, AttemptEnd.DRAINED)
+        if hot.cancel_epoch > 0:
+            tx.begin_closing(run)
+        else:
+            tx.set_ready(run, tx.now_micros)
+        count += 1
+    return count
+
+
+def quarantine(tx: Transaction, run_id: str, token: int, reason: str, step_index: int) -> bool:
+    """Put a held run aside."""
+    run = pack_id(run_id)
+    before = tx.load(run)
+    if before is None or before.hot.lease_owner is None or before.hot.lease_token != token:
+        return False
+    hot = rules.put_aside(before.hot, tx.now)
+    _save(tx, run, before, hot)
+    tx.append(run, hot, rules.repair_event(reason), step_index)
+    tx.end_attempt(run, hot, AttemptEnd.ERROR)
+    return True

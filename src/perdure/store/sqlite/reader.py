@@ -1,0 +1,288 @@
+"""The reading half of the SQLite adapter. A text that is no id of the kind finds nothing."""
+
+import sqlite3
+from collections.abc import Callable
+from datetime import datetime
+from functools import partial
+from typing import Final
+
+from perdure.protocol.base import from_micros, to_micros
+from perdure.protocol.errors import Unavailable
+from perdure.protocol.events import RecordedEvent
+from perdure.protocol.ids import (
+    ARTIFACT,
+    CHECKPOINT,
+    INTERRUPT,
+    RUN,
+    THREAD,
+    TOOL_CALL,
+    is_id,
+)
+from perdure.protocol.records import (
+    ArtifactRow,
+    AttemptRow,
+    CheckpointRow,
+    ExecutionRow,
+    InterruptRow,
+    LateRow,
+    MessageRow,
+    StepRow,
+    ThreadRow,
+    ToolCallRow,
+)
+from perdure.protocol.runs import RunRow
+from perdure.protocol.states import InterruptStatus
+from perdure.store.commits import DueTimer
+from perdure.store.ports import (
+    Backlog,
+    InterruptFilter,
+    RegisteredAgent,
+    RegisteredTool,
+    RunFilter,
+)
+from perdure.store.sqlite import rows
+from perdure.store.sqlite.connection import SQL
+from perdure.store.sqlite.readers import Readers
+from perdure.store.sqlite.rows import pack_digest, pack_id
+from perdure.store.sqlite.schema import known_migrations, pending_migrations
+
+_FIRST: Final = b""
+_LAST: Final = b"\xff" * 17
+_SEQ_MAX: Final = 2**63 - 1
+
+
+def _key(prefix: str, text: str) -> bytes | None:
+    """Return the bytes of an id, or None, which equals no key."""
+    return pack_id(text) if is_id(prefix, text) else None
+
+
+def _after(prefix: str, text: str | None, start: bytes) -> bytes | None:
+    return start if text is None else _key(prefix, text)
+
+
+class SqliteReader:
+    """The `Reader` port over a pool of read connections."""
+
+    def __init__(self, readers: Readers, now: Callable[[], datetime]) -> None:
+        self._readers = readers
+        self._now = now
+
+    async def find_run(self, tenant_id: str | None, run_id: str) -> RunRow | None:
+        """See `Reader.find_run`."""
+        key = _key(RUN, run_id)
+        return await self._readers.row("find_run", key, tenant_id, convert=rows.read_run)
+
+    async def list_runs(
+        self, tenant_id: str | None, where: RunFilter, *, after: str | None, limit: int
+    ) -> list[RunRow]:
+        """See `Reader.list_runs`."""
+        thread = None if where.thread_id is None else _key(THREAD, where.thread_id)
+        parent = None if where.parent_run_id is None else _key(RUN, where.parent_run_id)
+        name = "list_unfinished_runs" if where.unfinished else "list_runs"
+        if where.thread_id is not None:
+            name = "list_thread_runs"
+        if where.parent_run_id is not None:
+            name = "list_child_runs"
+        return await self._readers.rows(
+            name,
+            _after(RUN, after, _LAST),
+            tenant_id,
+            None if where.state is None else where.state.value,
+            where.agent_id,
+            thread,
+            parent,
+            int(where.unfinished),
+            limit,
+            convert=rows.read_run,
+        )
+
+    async def events_after(self, run_id: str, seq: int, *, limit: int) -> list[RecordedEvent]:
+        """See `Reader.events_after`."""
+        convert = partial(rows.read_event, run_id)
+        key = _key(RUN, run_id)
+        return await self._readers.rows("events_after", key, seq, limit, convert=convert)
+
+    async def list_attempts(self, run_id: str) -> list[AttemptRow]:
+        """See `Reader.list_attempts`."""
+        key = _key(RUN, run_id)
+        return await self._readers.rows("list_attempts", key, convert=rows.read_attempt)
+
+    async def list_steps(self, run_id: str, *, after: int, limit: int) -> list[StepRow]:
+        """See `Reader.list_steps`."""
+        convert = partial(rows.read_step, run_id)
+        key = _key(RUN, run_id)
+        return await self._readers.rows("list_steps", key, after, limit, convert=convert)
+
+    async def list_tool_calls(
+        self, run_id: str, *, after: tuple[int, int] | None, limit: int
+    ) -> list[ToolCallRow]:
+        """See `Reader.list_tool_calls`."""
+        step, ordinal = (-_SEQ_MAX, -_SEQ_MAX) if after is None else after
+        return await self._readers.rows(
+            "list_tool_calls", _key(RUN, run_id), step, ordinal, limit, convert=rows.read_call
+        )
+
+    async def find_tool_call(self, tenant_id: str, tool_call_id: str) -> ToolCallRow | None:
+        """See `Reader.find_tool_call`."""
+        key = _key(TOOL_CALL, tool_call_id)
+        return await self._readers.row("find_tool_call", key, tenant_id, convert=rows.read_call)
+
+    async def list_executions(self, run_id: str) -> list[ExecutionRow]:
+        """See `Reader.list_executions`. In order of number, then of call."""
+        convert = partial(rows.read_execution, run_id)
+        return await self._readers.rows("list_executions", _key(RUN, run_id), convert=convert)
+
+    async def open_executions(self, run_id: str) -> list[ExecutionRow]:
+        """See `Reader.open_executions`."""
+        convert = partial(rows.read_execution, run_id)
+        return await self._readers.rows("open_executions", _key(RUN, run_id), convert=convert)
+
+    async def list_checkpoints(
+        self, run_id: str, *, before: int | None, limit: int
+    ) -> list[CheckpointRow]:
+        """See `Reader.list_checkpoints`."""
+        seq = _SEQ_MAX if before is None else before
+        return await self._readers.rows(
+            "list_checkpoints", _key(RUN, run_id), seq, limit, convert=rows.read_checkpoint
+        )
+
+    async def find_checkpoint(self, tenant_id: str, checkpoint_id: str) -> CheckpointRow | None:
+        """See `Reader.find_checkpoint`."""
+        key = _key(CHECKPOINT, checkpoint_id)
+        return await self._readers.row(
+            "find_checkpoint", key, tenant_id, convert=rows.read_checkpoint
+        )
+
+    async def list_interrupts(
+        self, tenant_id: str, where: InterruptFilter, *, after: str | None, limit: int
+    ) -> list[InterruptRow]:
+        """See `Reader.list_interrupts`."""
+        start, convert = _after(INTERRUPT, after, _FIRST), rows.read_interrupt
+        status = None if where.status is None else where.status.value
+        values: tuple[object, ...] = (tenant_id, start, status, limit)
+        name = "list_interrupts"
+        if where.run_id is not None:
+            name = "list_run_interrupts"
+            values = (tenant_id, start, _key(RUN, where.run_id), status, limit)
+        elif where.status is InterruptStatus.PENDING:
+            name, values = "list_pending_interrupts", (tenant_id, start, limit)
+        return await self._readers.rows(name, *values, convert=convert)
+
+    async def find_interrupt(self, tenant_id: str | None, interrupt_id: str) -> InterruptRow | None:
+        """See `Reader.find_interrupt`."""
+        key = _key(INTERRUPT, interrupt_id)
+        return await self._readers.row(
+            "find_interrupt", key, tenant_id, convert=rows.read_interrupt
+        )
+
+    async def list_artifacts(
+        self,
+        tenant_id: str,
+        *,
+        run_id: str | None,
+        thread_id: str | None,
+        after: str | None,
+        limit: int,
+    ) -> list[ArtifactRow]:
+        """See `Reader.list_artifacts`."""
+        start = _after(ARTIFACT, after, _FIRST)
+        thread = None if thread_id is None else _key(THREAD, thread_id)
+        values: tuple[object, ...] = (tenant_id, start, limit)
+        name = "list_artifacts"
+        if run_id is not None:
+            values = (tenant_id, start, _key(RUN, run_id), thread, limit)
+            name = "list_run_artifacts"
+        elif thread_id is not None:
+            name, values = "list_thread_artifacts", (tenant_id, start, thread, limit)
+        return await self._readers.rows(name, *values, convert=rows.read_artifact)
+
+    async def find_artifact(self, tenant_id: str, artifact_id: str) -> ArtifactRow | None:
+        """See `Reader.find_artifact`."""
+        key = _key(ARTIFACT, artifact_id)
+        return await self._readers.row("find_artifact", key, tenant_id, convert=rows.read_artifact)
+
+    async def read_blob(self, tenant_id: str, digest: str) -> bytes | None:
+        """See `Reader.read_blob`."""
+        key = pack_digest(digest)
+        return await self._readers.row("read_blob", tenant_id, key, convert=lambda row: row[0])
+
+    async def find_thread(self, tenant_id: str, thread_id: str) -> ThreadRow | None:
+        """See `Reader.find_thread`."""
+        key = _key(THREAD, thread_id)
+        return await self._readers.row("find_thread", key, tenant_id, convert=rows.read_thread)
+
+    async def list_threads(
+        self, tenant_id: str, *, after: str | None, limit: int
+    ) -> list[ThreadRow]:
+        """See `Reader.list_threads`."""
+        start = _after(THREAD, after, _LAST)
+        return await self._readers.rows(
+            "list_threads", tenant_id, start, limit, convert=rows.read_thread
+        )
+
+    async def list_messages(
+        self, thread_id: str, *, after: int, limit: int, until: int | None = None
+    ) -> list[MessageRow]:
+        """See `Reader.list_messages`."""
+        end = _SEQ_MAX if until is None else until
+        key = _key(THREAD, thread_id)
+        return await self._readers.rows(
+            "list_messages", key, after, end, limit, convert=rows.read_message
+        )
+
+    async def list_agents(self) -> list[RegisteredAgent]:
+        """See `Reader.list_agents`. Versions registered at one time are in order of version."""
+        return await self._readers.rows("list_agents", convert=rows.read_agent)
+
+    async def list_tools(self) -> list[RegisteredTool]:
+        """See `Reader.list_tools`. Versions registered at one time are in order of version."""
+        return await self._readers.rows("list_tools", convert=rows.read_tool)
+
+    async def list_late(self, run_id: str) -> list[LateRow]:
+        """See `Reader.list_late`."""
+        return await self._readers.rows("list_late", _key(RUN, run_id), convert=rows.read_late)
+
+    async def due_timers(self, limit: int) -> list[DueTimer]:
+        """See `Reader.due_timers`. The longest due first."""
+        now = to_micros(self._now())
+        return await self._readers.rows("due_timers", now, limit, convert=rows.read_timer)
+
+    async def is_ready(self, run_id: str) -> bool:
+        """See `Reader.is_ready`. An entry whose time has not come counts."""
+        found = await self._readers.row("is_ready", _key(RUN, run_id), convert=bool)
+        return found is not None
+
+    async def timers_of(self, run_id: str) -> list[DueTimer]:
+        """See `Reader.timers_of`. The first due first."""
+        return await self._readers.rows("timers_of", _key(RUN, run_id), convert=rows.read_timer)
+
+    async def backlog(self) -> Backlog:
+        """See `Reader.backlog`. `ready` counts what can be claimed, `runs_by_state` what goes on."""
+        now = self._now()
+
+        def count(db: sqlite3.Connection) -> Backlog:
+            ready, oldest_ready = db.execute(SQL["count_ready"], (to_micros(now),)).fetchall()[0]
+            asked, oldest_asked = db.execute(SQL["count_open_interrupts"]).fetchall()[0]
+            return Backlog(
+                ready=ready,
+                oldest_ready_s=_age_s(oldest_ready, now),
+                open_interrupts=asked,
+                oldest_interrupt_s=_age_s(oldest_asked, now),
+                runs_by_state=dict(db.execute(SQL["count_states"]).fetchall()),
+            )
+
+        return await self._readers.read(count)
+
+    async def ping(self) -> None:
+        """See `Reader.ping`."""
+        await self._readers.read(_check_schema)
+
+
+def _check_schema(db: sqlite3.Connection) -> None:
+    if pending_migrations(db, known_migrations()):
+        raise Unavailable("the database's schema is older than this code")
+    db.execute(SQL["ping_runs"]).fetchall()
+
+
+def _age_s(oldest: int | None, now: datetime) -> float:
+    return 0.0 if oldest is None else max(0.0, (now - from_micros(oldest)).total_seconds())

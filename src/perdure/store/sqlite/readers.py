@@ -1,0 +1,76 @@
+"""A few read connections, used from threads.
+
+A read is one or more statements, each fetched whole, so no read transaction is left open and a
+slow caller never keeps the log from being checkpointed.
+"""
+
+import sqlite3
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, TypeVar
+
+from anyio import CapacityLimiter, to_thread
+
+from perdure.protocol.errors import Unavailable
+from perdure.store.sqlite.connection import SQL, connect_reader, translate
+from perdure.store.sqlite.rows import Row
+
+READERS: Final = 4
+
+_T = TypeVar("_T")
+
+
+class Readers:
+    """The pool. Opened and closed by the database."""
+
+    def __init__(self) -> None:
+        self._idle: deque[sqlite3.Connection] = deque()
+        self._all: list[sqlite3.Connection] = []
+        self._limiter: CapacityLimiter | None = None
+
+    def open(self, path: Path) -> None:
+        """Open all connections; blocks."""
+        for _ in range(READERS):
+            self._all.append(connect_reader(path))
+        self._idle.extend(self._all)
+        self._limiter = CapacityLimiter(READERS)
+
+    async def close(self) -> None:
+        """Wait for reads in progress and close all connections."""
+        limiter, self._limiter = self._limiter, None
+        for _ in range(READERS if limiter is not None else 0):
+            assert limiter is not None, "it was open"
+            await limiter.acquire_on_behalf_of(object())
+        for connection in self._all:
+            connection.close()
+        self._all.clear()
+        self._idle.clear()
+
+    async def read(self, body: Callable[[sqlite3.Connection], _T]) -> _T:
+        """Run a read on one of the connections, in a thread."""
+        if self._limiter is None:
+            raise Unavailable("the database is not open")
+        return await to_thread.run_sync(self._on_idle, body, limiter=self._limiter)
+
+    def _on_idle(self, body: Callable[[sqlite3.Connection], _T]) -> _T:
+        connection = self._idle.pop()
+        try:
+            return body(connection)
+        except sqlite3.Error as error:
+            raise translate(error) from error
+        finally:
+            self._idle.append(connection)
+
+    async def rows(self, name: str, *values: object, convert: Callable[[Row], _T]) -> list[_T]:
+        """Return the converted rows of a statement."""
+
+        def fetch(connection: sqlite3.Connection) -> list[_T]:
+            return [convert(row) for row in connection.execute(SQL[name], values).fetchall()]
+
+        return await self.read(fetch)
+
+    async def row(self, name: str, *values: object, convert: Callable[[Row], _T]) -> _T | None:
+        """Return the first row of a statement, converted, or None."""
+        found = await self.rows(name, *values, convert=convert)
+        return found[0] if found else None

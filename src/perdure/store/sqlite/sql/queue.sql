@@ -1,0 +1,75 @@
+-- What can be claimed, what waits for its thread, attempts and timers.
+
+-- name: insert_ready
+INSERT INTO ready (
+    run_id, queue, priority, available_at, tenant_id, agent_id, agent_version, required_runtime
+)
+SELECT run_id, queue, priority, ?2, tenant_id, agent_id, agent_version, required_runtime
+FROM runs
+WHERE run_id = ?1;
+
+-- name: delete_ready
+DELETE FROM ready WHERE run_id = ?;
+
+-- name: claim_candidates
+SELECT run_id, priority, available_at FROM ready
+WHERE
+    queue = ?1 AND available_at <= ?2 AND required_runtime <= ?3
+    AND (agent_id, agent_version) IN (
+        SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(?4)
+    )
+ORDER BY priority DESC, available_at, run_id
+LIMIT ?5;
+
+-- name: is_ready
+SELECT 1 FROM ready WHERE run_id = ?;
+
+-- name: count_ready
+SELECT count(*), min(available_at) FROM ready WHERE available_at <= ?;
+
+-- name: queue_in_thread
+INSERT INTO thread_queue (thread_id, position, run_id) VALUES (?, ?, ?);
+
+-- name: leave_thread_queue
+DELETE FROM thread_queue
+WHERE thread_id = ? AND run_id = ?;
+
+-- name: next_thread_run
+SELECT run_id FROM thread_queue WHERE thread_id = ? ORDER BY position LIMIT 1;
+
+-- name: insert_attempt
+INSERT INTO attempts (run_id, attempt, token, worker_id, started_at) VALUES (?, ?, ?, ?, ?);
+
+-- name: end_attempt
+UPDATE attempts SET ended_at = ?, end_reason = ?, last_commit_id = ?
+WHERE run_id = ? AND attempt = ?;
+
+-- name: find_attempt_end
+SELECT end_reason FROM attempts WHERE run_id = ? AND attempt = ?;
+
+-- name: list_attempts
+SELECT run_id, attempt, token, worker_id, started_at, ended_at, end_reason, last_commit_id
+FROM attempts
+WHERE run_id = ?
+ORDER BY attempt;
+
+-- name: insert_timer
+INSERT INTO timers (run_id, kind, ref, due_at) VALUES (?, ?, ?, ?)
+ON CONFLICT (run_id, kind, ref) DO UPDATE SET due_at = excluded.due_at;
+
+-- name: delete_timer
+DELETE FROM timers WHERE run_id = ? AND kind = ? AND ref = ?;
+
+-- name: delete_timers
+DELETE FROM timers WHERE run_id = ?;
+
+-- name: due_timers
+SELECT t.run_id, t.kind, t.ref
+FROM timers AS t
+INNER JOIN run_state AS s ON s.run_id = t.run_id
+WHERE t.due_at <= ? AND s.lease_owner IS NULL
+ORDER BY t.due_at, t.run_id, t.kind, t.ref
+LIMIT ?;
+
+-- name: timers_of
+SELECT run_id, kind, ref FROM timers WHERE run_id = ? ORDER BY due_at, kind, ref;

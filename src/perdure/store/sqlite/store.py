@@ -1,0 +1,135 @@
+"""The writing half of the SQLite adapter: every method is one job of the writer thread."""
+
+from collections.abc import Sequence
+from functools import partial
+
+from pydantic import JsonValue
+
+from perdure.protocol.base import from_micros
+from perdure.protocol.ids import RUN, is_id
+from perdure.protocol.messages import Role
+from perdure.protocol.records import MessageRow, ThreadRow
+from perdure.protocol.runs import RunHot
+from perdure.store.commits import (
+    AgentRegistration,
+    CancelWish,
+    Claimed,
+    ClaimWant,
+    Commit,
+    CommitResult,
+    Inserted,
+    LateResult,
+    LeaseKey,
+    NewRun,
+    Refused,
+    Renewal,
+    Requeued,
+    ToolRegistration,
+)
+from perdure.store.rules import check_batch
+from perdure.store.sqlite import admission, moves
+from perdure.store.sqlite.committing import Prepared, prepare
+from perdure.store.sqlite.transaction import Transaction
+from perdure.store.sqlite.writer import Writer
+
+
+class SqliteStore:
+    """The `Store` port over one writer thread."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+
+    async def insert_run(self, new: NewRun) -> Inserted:
+        """See `Store.insert_run`. A run id that exists is the same call sent again."""
+        return await self._writer.run(lambda tx: admission.insert_run(tx, new))
+
+    async def claim_runs(self, want: ClaimWant) -> list[Claimed]:
+        """See `Store.claim_runs`."""
+        return await self._writer.run(lambda tx: moves.claim_runs(tx, want))
+
+    async def renew_leases(
+        self, worker_id: str, leases: Sequence[LeaseKey], ttl_s: float
+    ) -> list[Renewal]:
+        """See `Store.renew_leases`. It goes before all work that waits."""
+
+        def renew(tx: Transaction) -> list[Renewal]:
+            return moves.renew_leases(tx, worker_id, leases, ttl_s)
+
+        return await self._writer.run(renew, urgent=True)
+
+    async def commit(self, commits: Sequence[Commit]) -> list[CommitResult]:
+        """See `Store.commit`. Raises ValueError for a batch that names a run twice."""
+        check_batch(commits)
+        encoded = [_prepared(commit) for commit in commits]
+        fit = [one for one in encoded if isinstance(one, Prepared)]
+        written = iter(await self._writer.commit(fit) if fit else ())
+        return [one if isinstance(one, Refused) else next(written) for one in encoded]
+
+    async def request_cancel(self, run_id: str, wish: CancelWish) -> RunHot | None:
+        """See `Store.request_cancel`."""
+        if not is_id(RUN, run_id):
+            return None
+        return await self._writer.run(lambda tx: moves.request_cancel(tx, run_id, wish))
+
+    async def record_late(self, late: LateResult) -> bool:
+        """See `Store.record_late`. Raises NotFound for a run that does not exist."""
+        return await self._writer.run(lambda tx: moves.record_late(tx, late))
+
+    async def requeue_expired(self, limit: int) -> list[Requeued]:
+        """See `Store.requeue_expired`. The longest expired first."""
+        return await self._writer.run(lambda tx: moves.requeue_expired(tx, limit))
+
+    async def release_runs(self, worker_id: str, leases: Sequence[LeaseKey]) -> int:
+        """See `Store.release_runs`. A run with an accepted cancel goes to its closing instead."""
+        return await self._writer.run(lambda tx: moves.release_runs(tx, worker_id, leases))
+
+    async def quarantine(self, run_id: str, token: int, reason: str, step_index: int) -> bool:
+        """See `Store.quarantine`."""
+
+        def put_aside(tx: Transaction) -> bool:
+            return moves.quarantine(tx, run_id, token, reason, step_index)
+
+        return await self._writer.run(put_aside)
+
+    async def create_thread(self, row: ThreadRow) -> None:
+        """See `Store.create_thread`."""
+        await self._writer.run(lambda tx: admission.create_thread(tx, row))
+
+    async def append_message(
+        self,
+        *,
+        tenant_id: str,
+        thread_id: str,
+        message_id: str,
+        role: Role,
+        author: str,
+        body: JsonValue,
+    ) -> MessageRow:
+        """See `Store.append_message`. Raises Conflict when the message's id exists."""
+        message = MessageRow(
+            message_id=message_id,
+            thread_id=thread_id,
+            tenant_id=tenant_id,
+            position=0,
+            run_id=None,
+            seq=None,
+            role=role,
+            author=author,
+            body=body,
+            created_at=from_micros(0),
+        )
+        return await self._writer.run(partial(admission.append_message, message=message))
+
+    async def register(
+        self, agents: Sequence[AgentRegistration], tools: Sequence[ToolRegistration]
+    ) -> None:
+        """See `Store.register`. What is replaced keeps the time of its first registration."""
+        await self._writer.run(lambda tx: admission.register(tx, agents, tools))
+
+
+def _prepared(commit: Commit) -> Prepared | Refused:
+    """Encode a commit on the caller's side, so that bad data never reaches a shared transaction."""
+    try:
+        return prepare(commit)
+    except (ValueError, TypeError) as error:
+        return Refused(reason=f"the commit cannot be encoded: {error}")

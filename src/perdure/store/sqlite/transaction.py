@@ -1,0 +1,108 @@
+"""One write transaction: its connection, its time, and the few moves that every write shares."""
+
+import sqlite3
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+from perdure.protocol.base import SCHEMA_VERSION, to_micros
+from perdure.protocol.events import TYPE_NUMBER, EventData, NewEvent
+from perdure.protocol.runs import RunHot
+from perdure.protocol.states import AttemptEnd, ParkedOn
+from perdure.store.commits import NewBlob, TimerKind
+from perdure.store.rules import Kept, next_in_thread
+from perdure.store.sqlite.connection import SQL
+from perdure.store.sqlite.rows import Row, maybe, pack_digest, pack_hot, pack_id, read_kept
+
+NO_REF = b""
+
+
+@dataclass(slots=True)
+class Transaction:
+    """An open `BEGIN IMMEDIATE`. `now` is the store's clock, read once the lock was held."""
+
+    db: sqlite3.Connection
+    now: datetime
+    now_micros: int
+
+    def one(self, name: str, *values: object) -> Row | None:
+        """Return the first row of a statement."""
+        rows = self.db.execute(SQL[name], values).fetchall()
+        return rows[0] if rows else None
+
+    def all(self, name: str, *values: object) -> list[Row]:
+        """Return all rows of a statement."""
+        return self.db.execute(SQL[name], values).fetchall()
+
+    def run(self, name: str, *values: object) -> int:
+        """Run a statement; return how many rows it wrote."""
+        return self.db.execute(SQL[name], values).rowcount
+
+    def load(self, run: bytes) -> Kept | None:
+        """Return a run's hot row."""
+        return maybe(read_kept, self.one("load_hot", run))
+
+    def save(self, run: bytes, kept: Kept) -> None:
+        """Write a run's hot row."""
+        self.db.execute(SQL["save_hot"], (*pack_hot(kept), run))
+
+    def append(self, run: bytes, hot: RunHot, data: EventData, step_index: int) -> None:
+        """Append one event of the store's own; the hot row is already as it leaves it."""
+        event = NewEvent(data=data, step_index=step_index)
+        self.run(
+            "insert_event",
+            run,
+            hot.last_seq,
+            TYPE_NUMBER[data.type],
+            step_index,
+            to_micros(hot.updated_at),
+            hot.attempt,
+            hot.cancel_epoch,
+            SCHEMA_VERSION,
+            event.encoded(),
+        )
+
+    def end_attempt(self, run: bytes, hot: RunHot, reason: AttemptEnd) -> None:
+        """End the running attempt, with the last commit that its holder wrote."""
+        commit_id = maybe(pack_id, hot.last_commit_id)
+        at = to_micros(hot.updated_at)
+        self.run("end_attempt", at, reason.value, commit_id, run, hot.attempt)
+
+    def set_ready(self, run: bytes, at: int) -> None:
+        """Give the run its entry in `ready`; it must have none."""
+        self.run("insert_ready", run, at)
+
+    def begin_closing(self, run: bytes) -> None:
+        """Leave a run that nobody holds to the closing timer."""
+        self.run("delete_ready", run)
+        self.run("insert_timer", run, TimerKind.CLOSE.value, NO_REF, self.now_micros)
+
+    def keep_blobs(self, tenant_id: str, blobs: Iterable[NewBlob]) -> None:
+        """Keep content once by digest; what is there is only touched."""
+        for blob in blobs:
+            digest = pack_digest(blob.digest)
+            self.run("insert_blob", tenant_id, digest, blob.media_type, self.now_micros, blob.data)
+
+    def end_run(self, run: bytes, thread: bytes) -> None:
+        """Clear what an ended run leaves: timers, its entry in `ready`, its place in the thread."""
+        self.run("delete_ready", run)
+        self.run("delete_timers", run)
+        active = self.one("find_active_run", thread)
+        if active is not None and active[0] == run:
+            self._hand_over(thread)
+        else:
+            self.run("leave_thread_queue", thread, run)
+
+    def _hand_over(self, thread: bytes) -> None:
+        """Make the thread's oldest waiting run the active one, and claimable if it queued."""
+        row = self.one("next_thread_run", thread)
+        self.run("activate_thread", None if row is None else row[0], thread)
+        if row is None:
+            return
+        run: bytes = row[0]
+        self.run("leave_thread_queue", thread, run)
+        kept = self.load(run)
+        if kept is not None and kept.hot.parked_on is ParkedOn.THREAD:
+            hot = next_in_thread(kept.hot, self.now)
+            self.save(run, Kept(hot=hot, deadline_left=kept.deadline_left))
+            self.set_ready(run, self.now_micros)

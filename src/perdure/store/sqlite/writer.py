@@ -1,0 +1,238 @@
+"""The one thread that writes to the file, and how work reaches it.
+
+Callers enqueue jobs; the thread takes all that wait (up to `BATCH_MAX` commits and jobs), runs
+them in one `BEGIN IMMEDIATE` transaction and answers all waiters with one call into their loop.
+While one batch is synced the next gathers: group commit without a timer. Urgent jobs (lease
+renewals) go to the front. Nothing is shared with the callers but the two queues under `_ready`.
+
+When a batch fails, it is rolled back and its jobs are repeated one by one, each commit of a job in
+a transaction of its own: the culprit gets its error, the others are written (decision 7).
+"""
+
+import asyncio
+import sqlite3
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from perdure.protocol.base import to_micros
+from perdure.protocol.errors import PerdureError, Unavailable
+from perdure.store.commits import CommitResult, Refused
+from perdure.store.sqlite.committing import Prepared, write_commits
+from perdure.store.sqlite.connection import (
+    BUSY_DEADLINE_S,
+    Synchronous,
+    begin_immediate,
+    connect_writer,
+    is_data_error,
+    translate,
+)
+from perdure.store.sqlite.transaction import Transaction
+
+BATCH_MAX: Final = 128
+JOBS_MAX: Final = 10_000
+
+Clock = Callable[[], datetime]
+Work = Callable[[Transaction], object]
+_T = TypeVar("_T")
+
+
+@dataclass(slots=True)
+class Job:
+    """Work for the thread: a function of the transaction, or commits; and who waits for it."""
+
+    loop: asyncio.AbstractEventLoop
+    answer: asyncio.Future[Any]
+    work: Work | None = None
+    commits: Sequence[Prepared] = ()
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a job came to."""
+
+    job: Job
+    value: object = None
+    error: Exception | None = None
+
+
+@dataclass(slots=True)
+class Writer:
+    """The thread, its connection and its queues. `between` is called before each COMMIT (tests)."""
+
+    path: Path
+    synchronous: Synchronous
+    clock: Clock
+    between: Callable[[sqlite3.Connection], None] | None = None
+    busy_deadline_s: float = BUSY_DEADLINE_S
+    _urgent: deque[Job] = field(default_factory=deque[Job])
+    _jobs: deque[Job] = field(default_factory=deque[Job])
+    _ready: threading.Condition = field(default_factory=threading.Condition)
+    _open: bool = False
+    _thread: threading.Thread | None = None
+    _connection: sqlite3.Connection | None = None
+
+    def start(self) -> None:
+        """Open the connection and start the thread."""
+        self._connection = connect_writer(self.path, self.synchronous)
+        self._thread = threading.Thread(target=self._serve, name="sqlite-writer", daemon=True)
+        self._open = True
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Write what waits, end the thread and close the connection; blocks."""
+        with self._ready:
+            self._open = False
+            self._ready.notify()
+        if self._thread is not None:
+            self._thread.join()
+
+    async def run(self, work: Callable[[Transaction], _T], *, urgent: bool = False) -> _T:
+        """Run a function in a transaction of the thread and return its value, once durable."""
+        loop = asyncio.get_running_loop()
+        job = Job(loop=loop, answer=loop.create_future(), work=work)
+        self._put(job, self._urgent if urgent else self._jobs)
+        return await job.answer
+
+    async def commit(self, commits: Sequence[Prepared]) -> list[CommitResult]:
+        """Write commits; one answer for each, once durable."""
+        loop = asyncio.get_running_loop()
+        job = Job(loop=loop, answer=loop.create_future(), commits=commits)
+        self._put(job, self._jobs)
+        return await job.answer
+
+    def _put(self, job: Job, queue: deque[Job]) -> None:
+        with self._ready:
+            if not self._open:
+                raise Unavailable("the database is not open")
+            if len(queue) >= JOBS_MAX:
+                raise Unavailable("too many writes wait for the database")
+            queue.append(job)
+            self._ready.notify()
+
+    # ------------------------------------------------------------ the thread
+
+    def _serve(self) -> None:
+        assert self._connection is not None, "start opened it"
+        while batch := self._next_batch():
+            try:
+                outcomes = self._run_batch(self._connection, batch)
+            except Exception as error:  # noqa: BLE001  # the thread must outlive any job
+                outcomes = [Outcome(job, error=translate(error)) for job in batch]
+            _answer(outcomes)
+        self._connection.close()
+
+    def _next_batch(self) -> list[Job]:
+        """Wait for work; return an empty list when the writer is closed and nothing waits."""
+        with self._ready:
+            while not self._urgent and not self._jobs and self._open:
+                self._ready.wait()
+            batch, room = list(self._urgent), BATCH_MAX
+            self._urgent.clear()
+            while self._jobs and room > 0:
+                job = self._jobs.popleft()
+                batch.append(job)
+                room -= max(1, len(job.commits))
+            return batch
+
+    def _run_batch(self, db: sqlite3.Connection, batch: list[Job]) -> list[Outcome]:
+        try:
+            return self._in_transaction(db, lambda tx: _run_all(tx, batch))
+        except PerdureError:
+            raise
+        except Exception as error:
+            if not (is_data_error(error) or _is_full(error)):
+                raise
+        return [self._run_single(db, job) for job in batch]
+
+    def _in_transaction(self, db: sqlite3.Connection, body: Callable[[Transaction], _T]) -> _T:
+        now = self._begin(db)
+        try:
+            value = body(Transaction(db, now, to_micros(now)))
+            if self.between is not None:
+                self.between(db)
+            db.execute("COMMIT")
+        except BaseException:
+            # a full disk has rolled back already
+            if db.in_transaction:
+                db.execute("ROLLBACK")
+            raise
+        return value
+
+    def _begin(self, db: sqlite3.Connection) -> datetime:
+        """Take the file's write lock; return the store's time, read once it is held."""
+        begin_immediate(db, self.busy_deadline_s)
+        return self.clock()
+
+    def _run_single(self, db: sqlite3.Connection, job: Job) -> Outcome:
+        """Run one job alone; a refused commit is an answer, not an error."""
+        try:
+            if job.work is not None:
+                return Outcome(job, value=self._in_transaction(db, job.work))
+            return Outcome(job, value=[self._commit_single(db, one) for one in job.commits])
+        except Exception as error:  # noqa: BLE001  # it is answered to the one who asked
+            return Outcome(job, error=translate(error))
+
+    def _commit_single(self, db: sqlite3.Connection, prepared: Prepared) -> CommitResult:
+        try:
+            return self._in_transaction(db, lambda tx: write_commits(tx, [prepared]))[0]
+        except Exception as error:
+            if not is_data_error(error):
+                raise
+            return Refused(reason=f"{type(error).__name__}: {error}")
+
+
+def _is_full(error: Exception) -> bool:
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    return code == sqlite3.SQLITE_FULL
+
+
+def _run_all(tx: Transaction, batch: Iterable[Job]) -> list[Outcome]:
+    """Run all jobs of a batch in one transaction, the commits of all together at the end.
+
+    An error of ours is an answer: jobs raise them before they write anything.
+    """
+    outcomes: list[Outcome] = []
+    committing: list[Job] = []
+    for job in batch:
+        if job.work is None:
+            committing.append(job)
+            continue
+        try:
+            outcomes.append(Outcome(job, value=job.work(tx)))
+        except PerdureError as error:
+            outcomes.append(Outcome(job, error=error))
+    results = write_commits(tx, [one for job in committing for one in job.commits])
+    start = 0
+    for job in committing:
+        end = start + len(job.commits)
+        outcomes.append(Outcome(job, value=results[start:end]))
+        start = end
+    return outcomes
+
+
+def _answer(outcomes: Sequence[Outcome]) -> None:
+    """Answer all waiters with one call into each loop."""
+    loops: dict[asyncio.AbstractEventLoop, list[Outcome]] = {}
+    for outcome in outcomes:
+        loops.setdefault(outcome.job.loop, []).append(outcome)
+    for loop, mine in loops.items():
+        try:
+            loop.call_soon_threadsafe(_resolve, mine)
+        except RuntimeError:  # the loop is closed: nobody waits any more
+            continue
+
+
+def _resolve(outcomes: Sequence[Outcome]) -> None:
+    for outcome in outcomes:
+        answer = outcome.job.answer
+        if answer.done():
+            continue
+        if outcome.error is None:
+            answer.set_result(outcome.value)
+        else:
+            answer.set_exception(outcome.error)

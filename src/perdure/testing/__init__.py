@@ -1,0 +1,1 @@
+"""Public test support: contracts, fakes and scripted doubles."""

@@ -1,0 +1,80 @@
+"""What every store must do: contract classes that any adapter runs.
+
+Subclass each class of `__all__` and give it a fixture `database` that yields an entered, empty
+database made with the fixture `clock`:
+
+    class OnMine:
+        @pytest.fixture
+        async def database(self, clock: FakeClock) -> AsyncIterator[Database]:
+            async with MyDatabase(clock=clock) as database:
+                yield database
+
+    class TestInsert(OnMine, InsertContract): ...
+
+The tests are async and need anyio's pytest plugin. A behaviour that is not tested here is not
+promised.
+"""
+
+import pytest
+
+_PARTS = (
+    "base",
+    "cancels",
+    "claims",
+    "fences",
+    "inserts",
+    "leases",
+    "races",
+    "readers",
+    "refusals",
+    "rows",
+    "texts",
+    "timers",
+    "writes",
+)
+
+pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in _PARTS))
+
+# the modules come after their registration, or their asserts would tell nothing
+from perdure.testing.conformance.cancels import CancelContract, LateContract  # noqa: E402
+from perdure.testing.conformance.claims import ClaimContract  # noqa: E402
+from perdure.testing.conformance.fences import BatchContract, FenceContract  # noqa: E402
+from perdure.testing.conformance.inserts import (  # noqa: E402
+    IdempotencyContract,
+    InsertContract,
+    ThreadContract,
+)
+from perdure.testing.conformance.leases import LeaseContract, QuarantineContract  # noqa: E402
+from perdure.testing.conformance.races import RaceContract  # noqa: E402
+from perdure.testing.conformance.readers import (  # noqa: E402
+    BacklogContract,
+    ReaderContract,
+    RegistryContract,
+)
+from perdure.testing.conformance.refusals import RefusalContract  # noqa: E402
+from perdure.testing.conformance.rows import RowContract  # noqa: E402
+from perdure.testing.conformance.texts import TextContract  # noqa: E402
+from perdure.testing.conformance.timers import TimerContract  # noqa: E402
+from perdure.testing.conformance.writes import CommitContract  # noqa: E402
+
+__all__ = [
+    "BacklogContract",
+    "BatchContract",
+    "CancelContract",
+    "ClaimContract",
+    "CommitContract",
+    "FenceContract",
+    "IdempotencyContract",
+    "InsertContract",
+    "LateContract",
+    "LeaseContract",
+    "QuarantineContract",
+    "RaceContract",
+    "ReaderContract",
+    "RefusalContract",
+    "RegistryContract",
+    "RowContract",
+    "TextContract",
+    "ThreadContract",
+    "TimerContract",
+]

@@ -1,0 +1,277 @@
+"""What `request_cancel` and `record_late` promise."""
+
+from dataclasses import replace
+
+import pytest
+
+from perdure.protocol import ids
+from perdure.protocol.errors import NotFound
+from perdure.protocol.events import CancelEvent, LateEvent
+from perdure.protocol.states import CancelAction, ParkedOn, RunState, ToolCallStatus
+from perdure.store.commits import (
+    Behind,
+    CancelRequested,
+    CancelWish,
+    DueTimer,
+    NewBlob,
+    TimerKind,
+)
+from perdure.store.ports import Reader, Store
+from perdure.testing.builders import (
+    FAILED,
+    PLANNING,
+    WAITING,
+    advanced,
+    asking,
+    cancel_wish,
+    claimed,
+    commit_of,
+    finish,
+    late_result,
+    look,
+    new_id,
+    new_run,
+    note,
+    parked,
+    want,
+    with_call,
+)
+from perdure.testing.clock import FakeClock
+from perdure.testing.conformance.base import Contract, history, types_of
+
+ROLLBACK = CancelAction.ROLLBACK
+
+
+class CancelContract(Contract):
+    """Accepting cancels."""
+
+    async def test_a_cancel_of_a_run_in_the_queue_leaves_it_to_its_closing(
+        self, store: Store, reader: Reader, clock: FakeClock
+    ) -> None:
+        new = new_run()
+        await store.insert_run(new)
+        clock.advance(1)
+        hot = await store.request_cancel(new.run_id, cancel_wish())
+        assert hot is not None
+        assert (hot.state, hot.cancel_epoch, hot.last_seq) == (RunState.PENDING, 1, 2)
+        assert (hot.cancel_action, hot.parked_on) == (CancelAction.INTERRUPT, ParkedOn.CLOSING)
+        assert hot.updated_at == clock()
+        assert (await look(reader, new.run_id)).hot == hot
+        assert not await reader.is_ready(new.run_id)
+        assert await store.claim_runs(want()) == []
+        due = await reader.due_timers(10)
+        assert due == [DueTimer(run_id=new.run_id, kind=TimerKind.CLOSE, ref=None)]
+
+    async def test_a_cancel_stands_in_the_log(
+        self, store: Store, reader: Reader, clock: FakeClock
+    ) -> None:
+        new = new_run()
+        await store.insert_run(new)
+        wish = CancelWish(action=ROLLBACK, by="ana", source="console", reason="wrong file")
+        await store.request_cancel(new.run_id, wish)
+        last = (await history(reader, new.run_id))[-1]
+        assert last.data == CancelEvent(
+            action=ROLLBACK, epoch=1, by="ana", source="console", reason="wrong file"
+        )
+        assert (last.epoch, last.attempt, last.at) == (1, 0, clock())
+
+    async def test_the_holder_of_a_cancelled_run_keeps_it(
+        self, store: Store, reader: Reader
+    ) -> None:
+        held = await claimed(store)
+        run_id = held.row.facts.run_id
+        hot = await store.request_cancel(run_id, cancel_wish())
+        assert hot is not None
+        assert (hot.lease_owner, hot.lease_token) == (held.row.hot.lease_owner, held.token)
+        assert (hot.lease_expires_at, hot.parked_on) == (held.row.hot.lease_expires_at, None)
+        assert await reader.timers_of(run_id) == []
+        [result] = await store.commit([commit_of(held.row, note())])
+        assert result == CancelRequested(epoch=1)
+
+    async def test_a_waiting_run_keeps_its_state_until_it_is_closed(
+        self, store: Store, reader: Reader
+    ) -> None:
+        held = await claimed(store)
+        row = await advanced(store, reader, asking(held.row))
+        hot = await store.request_cancel(row.facts.run_id, cancel_wish())
+        assert hot is not None
+        assert (hot.state, hot.parked_on) == (WAITING, ParkedOn.CLOSING)
+        assert (hot.open_interrupts, hot.waiting_since) == (1, row.hot.waiting_since)
+        assert [timer.kind for timer in await reader.due_timers(10)] == [TimerKind.CLOSE]
+        closing = commit_of(replace(row, hot=hot), path=(FAILED,))
+        assert (await advanced(store, reader, closing)).hot.state is FAILED
+        assert await reader.timers_of(row.facts.run_id) == []
+
+    async def test_a_sleeping_run_is_woken_to_be_closed(self, store: Store, reader: Reader) -> None:
+        held = await claimed(store)
+        row = await advanced(
+            store, reader, parked(commit_of(held.row, path=(PLANNING,)), ready_in_s=3600)
+        )
+        assert row.hot.wake_at is not None
+        hot = await store.request_cancel(row.facts.run_id, cancel_wish())
+        assert hot is not None
+        assert (hot.wake_at, hot.parked_on) == (None, ParkedOn.CLOSING)
+        assert not await reader.is_ready(row.facts.run_id)
+        assert [timer.kind for timer in await reader.due_timers(10)] == [TimerKind.CLOSE]
+
+    @pytest.mark.parametrize(
+        ("first", "second"),
+        [
+            (CancelAction.INTERRUPT, CancelAction.INTERRUPT),
+            (ROLLBACK, CancelAction.INTERRUPT),
+            (ROLLBACK, ROLLBACK),
+        ],
+    )
+    async def test_a_cancel_no_stronger_than_the_accepted_one_changes_nothing(
+        self, store: Store, reader: Reader, first: CancelAction, second: CancelAction
+    ) -> None:
+        new = new_run()
+        await store.insert_run(new)
+        accepted = await store.request_cancel(new.run_id, cancel_wish(first))
+        again = await store.request_cancel(new.run_id, cancel_wish(second))
+        assert again == accepted
+        assert await types_of(reader, new.run_id) == ["state", "cancel"]
+
+    async def test_an_interrupt_can_be_raised_to_a_rollback(
+        self, store: Store, reader: Reader
+    ) -> None:
+        held = await claimed(store)
+        run_id = held.row.facts.run_id
+        await store.request_cancel(run_id, cancel_wish())
+        hot = await store.request_cancel(run_id, cancel_wish(ROLLBACK))
+        assert hot is not None
+        assert (hot.cancel_epoch, hot.cancel_action) == (2, ROLLBACK)
+        assert await types_of(reader, run_id) == ["state", "attempt", "cancel", "cancel"]
+
+    async def test_an_ended_run_is_not_cancelled(self, store: Store, reader: Reader) -> None:
+        new = new_run()
+        await store.insert_run(new)
+        row = await finish(store, reader, new.run_id)
+        assert await store.request_cancel(new.run_id, cancel_wish(ROLLBACK)) == row.hot
+        assert await look(reader, new.run_id) == row
+        assert await reader.timers_of(new.run_id) == []
+
+    async def test_a_run_that_does_not_exist_is_not_cancelled(self, store: Store) -> None:
+        assert await store.request_cancel(new_id(ids.RUN), cancel_wish()) is None
+
+    async def test_a_queued_run_of_a_thread_is_cancelled_like_any_other(
+        self, store: Store, reader: Reader
+    ) -> None:
+        first = new_run()
+        await store.insert_run(first)
+        second, third = (new_run(thread_id=first.thread_id) for _ in range(2))
+        await store.insert_run(second)
+        await store.insert_run(third)
+        hot = await store.request_cancel(second.run_id, cancel_wish())
+        assert hot is not None
+        assert hot.parked_on is ParkedOn.CLOSING
+        row = await look(reader, second.run_id)
+        await advanced(store, reader, commit_of(row, path=(FAILED,)))
+        thread = await reader.find_thread(first.tenant_id, first.thread_id)
+        assert thread is not None
+        assert thread.active_run_id == first.run_id
+        assert not await reader.is_ready(third.run_id)
+        await finish(store, reader, first.run_id)
+        assert await reader.is_ready(third.run_id)
+
+    async def test_a_cancelled_run_whose_turn_comes_is_not_made_claimable(
+        self, store: Store, reader: Reader
+    ) -> None:
+        first = new_run()
+        await store.insert_run(first)
+        second, third = (new_run(thread_id=first.thread_id) for _ in range(2))
+        await store.insert_run(second)
+        await store.insert_run(third)
+        await store.request_cancel(second.run_id, cancel_wish())
+        await finish(store, reader, first.run_id)
+        assert not await reader.is_ready(second.run_id)
+        assert not await reader.is_ready(third.run_id)
+        row = await look(reader, second.run_id)
+        assert row.hot.parked_on is ParkedOn.CLOSING
+        await advanced(store, reader, commit_of(row, path=(FAILED,)))
+        assert await reader.is_ready(third.run_id)
+
+
+class LateContract(Contract):
+    """Results that come after their worker lost the run."""
+
+    async def test_a_late_result_is_recorded_once(
+        self, store: Store, reader: Reader, clock: FakeClock
+    ) -> None:
+        held = await claimed(store)
+        row, call = await with_call(store, reader, held.row)
+        clock.advance(3)
+        late = late_result(call, output={"n": 1})
+        assert await store.record_late(late)
+        assert not await store.record_late(replace(late, output="another"))
+        last = (await history(reader, call.run_id))[-1]
+        assert last.data == LateEvent(
+            tool_call_id=call.tool_call_id,
+            execution=1,
+            attempt=1,
+            epoch=0,
+            status=ToolCallStatus.SUCCEEDED,
+            output={"n": 1},
+            external_ref="ref-9",
+        )
+        assert (last.seq, last.at) == (row.hot.last_seq + 1, clock())
+        [found] = await reader.list_late(call.run_id)
+        assert (found.tool_call_id, found.execution, found.run_id) == (
+            call.tool_call_id,
+            1,
+            call.run_id,
+        )
+        assert (found.attempt, found.epoch, found.seq) == (1, 0, last.seq)
+        assert (found.status, found.external_ref) == (ToolCallStatus.SUCCEEDED, "ref-9")
+        assert found.recorded_at == clock()
+
+    async def test_each_execution_may_be_late(self, store: Store, reader: Reader) -> None:
+        held = await claimed(store)
+        _, call = await with_call(store, reader, held.row)
+        for number in (2, 1, 3):
+            assert await store.record_late(late_result(call, execution=number))
+        found = await reader.list_late(call.run_id)
+        assert [row.execution for row in found] == [2, 1, 3]
+        assert [row.seq for row in found] == sorted(row.seq for row in found)
+
+    async def test_a_late_result_moves_nothing_but_the_seq(
+        self, store: Store, reader: Reader
+    ) -> None:
+        held = await claimed(store)
+        row, call = await with_call(store, reader, held.row)
+        await store.record_late(late_result(call))
+        after = await look(reader, call.run_id)
+        assert after.hot == replace(row.hot, last_seq=row.hot.last_seq + 1)
+        found = await reader.find_tool_call(row.facts.tenant_id, call.tool_call_id)
+        assert found == call
+        [result] = await store.commit([commit_of(row, note())])
+        assert result == Behind(seq=after.hot.last_seq)
+
+    async def test_a_late_result_is_recorded_after_the_end_too(
+        self, store: Store, reader: Reader
+    ) -> None:
+        held = await claimed(store)
+        row, call = await with_call(store, reader, held.row)
+        ended = await advanced(store, reader, commit_of(row, path=(FAILED,)))
+        assert await store.record_late(late_result(call))
+        after = await look(reader, call.run_id)
+        assert after.hot.last_seq == ended.hot.last_seq + 1
+        assert after.hot.terminal_seq == ended.hot.terminal_seq
+        assert after.hot.state is FAILED
+        assert len(await history(reader, call.run_id)) == after.hot.last_seq
+
+    async def test_the_blobs_of_a_late_result_are_kept(self, store: Store, reader: Reader) -> None:
+        held = await claimed(store)
+        row, call = await with_call(store, reader, held.row)
+        blob = NewBlob(digest="e" * 64, media_type="text/plain", data=b"late")
+        await store.record_late(replace(late_result(call), blobs=(blob,)))
+        assert await reader.read_blob(row.facts.tenant_id, blob.digest) == b"late"
+
+    async def test_a_late_result_of_an_unknown_run_is_not_found(
+        self, store: Store, reader: Reader
+    ) -> None:
+        held = await claimed(store)
+        _, call = await with_call(store, reader, held.row)
+        with pytest.raises(NotFound):
+            await store.record_late(replace(late_result(call), run_id=new_id(ids.RUN)))
+        assert await reader.list_late(call.run_id) == []

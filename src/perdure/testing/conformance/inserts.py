@@ -1,0 +1,334 @@
+"""What `insert_run` promises: a run with all that belongs to it, and one run for one key."""
+
+from dataclasses import replace
+
+import anyio
+import pytest
+
+from perdure.protocol import ids
+from perdure.protocol.errors import Conflict, NotFound, ThreadBusy
+from perdure.protocol.events import StateEvent
+from perdure.protocol.messages import Role
+from perdure.protocol.states import ParkedOn, RunState
+from perdure.store.commits import DueTimer, Inserted, NewBlob, NewRun, TimerKind
+from perdure.store.ports import Reader, RunFilter, Store
+from perdure.testing.builders import finish, look, new_id, new_run, new_thread
+from perdure.testing.clock import FakeClock
+from perdure.testing.conformance.base import Contract, history
+
+
+class InsertContract(Contract):
+    """Creating runs."""
+
+    async def test_a_new_run_is_pending_and_claimable(
+        self, store: Store, reader: Reader, clock: FakeClock
+    ) -> None:
+        new = new_run()
+        inserted = await store.insert_run(new)
+        hot = inserted.row.hot
+        assert inserted.created
+        assert inserted.fingerprint == new.fingerprint
+        assert (hot.state, hot.last_seq, hot.attempt, hot.faults) == (RunState.PENDING, 1, 0, 0)
+        assert (hot.lease_owner, hot.lease_token, hot.lease_expires_at) == (None, 0, None)
+        assert (hot.parked_on, hot.wake_at, hot.cancel_epoch) == (None, None, 0)
+        assert (hot.started_at, hot.finished_at, hot.updated_at) == (None, None, clock())
+        assert await reader.is_ready(new.run_id)
+        assert await look(reader, new.run_id) == inserted.row
+
+    async def test_the_facts_of_a_run_are_kept_as_they_were_given(
+        self, store: Store, reader: Reader, clock: FakeClock
+    ) -> None:
+        new = new_run(input={"task": ["a", 1, None]}, key="k-1", max_attempts=7, run_s=60.0)
+        facts = (await store.insert_run(new)).row.facts
+        assert (facts.run_id, facts.tenant_id) == (new.run_id, new.tenant_id)
+        assert (facts.agent_id, facts.agent_version) == (new.agent_id, new.agent_version)
+        assert (facts.thread_id, facts.root_run_id) == (new.thread_id, new.run_id)
+        assert (facts.parent_run_id, facts.retry_of) == (None, None)
+        assert (facts.input, facts.context, facts.options) == (new.input, new.context, new.options)
+        assert (facts.caller, facts.trace_id) == (new.caller, new.trace_id)
+        assert (facts.created_at, facts.required_runtime) == (clock(), new.required_runtime)
+        assert (await look(reader, new.run_id)).facts == facts
+
+    async def test_the_first_event_is_the_given_one(
+        self, store: Store, reader: Reader, clock: FakeClock
+    ) -> None:
+        new = new_run()
+        await store.insert_run(new)
+        [first] = await history(reader, new.run_id)
+        assert (first.seq, first.at, first.attempt, first.epoch) == (1, clock(), 0, 0)
+        assert (first.type, first.step_index, first.run_id) == ("state", 0, new.run_id)
+        assert first.data == StateEvent(state=RunState.PENDING)
+        assert first.raw == new.event.encoded()
+
+    async def test_the_input_is_the_first_message_of_a_thread_of_its_own(
+        self, store: Store, reader: Reader, clock: FakeClock
+    ) -> None:
+        new = new_run()
+        await store.insert_run(new)
+        [message] = await reader.list_messages(new.thread_id, after=0, limit=10)
+        assert (message.message_id, message.position) == (new.message_id, 1)
+        assert (message.run_id, message.seq, message.body) == (new.run_id, None, None)
+        assert (message.role, message.author) == (Role.USER, new.caller.principal)
+        assert (message.tenant_id, message.created_at) == (new.tenant_id, clock())
+        thread = await reader.find_thread(new.tenant_id, new.thread_id)
+        assert thread is not None
+        assert (thread.active_run_id, thread.last_position) == (new.run_id, 1)
+        assert (thread.title, thread.metadata, thread.created_at) == ("", {}, clock())
+
+    async def test_its_blobs_are_kept_under_the_tenant(self, store: Store, reader: Reader) -> None:
+        blob = NewBlob(digest="d" * 64, media_type="text/plain", data=b"\x00bytes\xff")
+        new = new_run(blobs=(blob,))
+        await store.insert_run(new)
+        assert await reader.read_blob(new.tenant_id, blob.digest) == blob.data
+        assert await reader.read_blob("another", blob.digest) is None
+
+    async def test_a_total_time_sets_the_deadline_and_its_timer(
+        self, store: Store, reader: Reader, clock: FakeClock
+    ) -> None:
+        new = new_run(run_s=60.0)
+        row = (await store.insert_run(new)).row
+        assert row.hot.deadline_at is not None
+        assert (row.hot.deadline_at - clock()).total_seconds() == 60.0
+        expected = DueTimer(run_id=new.run_id, kind=TimerKind.DEADLINE, ref=None)
+        assert await reader.timers_of(new.run_id) == [expected]
+
+    async def test_a_run_without_a_total_time_has_no_timer(
+        self, store: Store, reader: Reader
+    ) -> None:
+        new = new_run()
+        row = (await store.insert_run(new)).row
+        assert row.hot.deadline_at is None
+        assert await reader.timers_of(new.run_id) == []
+
+    async def test_an_unknown_thread_is_not_found(self, store: Store, reader: Reader) -> None:
+        new = new_run(thread_id=new_id(ids.THREAD))
+        with pytest.raises(NotFound):
+            await store.insert_run(new)
+        assert await reader.find_run(None, new.run_id) is None
+
+    async def test_a_thread_of_another_tenant_is_not_found(
+        self, store: Store, reader: Reader
+    ) -> None:
+        thread = new_thread(tenant_id="another")
+        await store.create_thread(thread)
+        new = new_run(thread_id=thread.thread_id)
+        with pytest.raises(NotFound):
+            await store.insert_run(new)
+        assert await reader.find_run(None, new.run_id) is None
+        assert await reader.list_messages(thread.thread_id, after=0, limit=10) == []
+
+    async def test_a_thread_cannot_be_made_twice(self, store: Store, reader: Reader) -> None:
+        first = new_run()
+        await store.insert_run(first)
+        second = replace(new_run(), thread_id=first.thread_id)
+        with pytest.raises(Conflict):
+            await store.insert_run(second)
+        assert await reader.find_run(None, second.run_id) is None
+
+
+class IdempotencyContract(Contract):
+    """One key, one run."""
+
+    async def test_the_same_key_returns_the_first_run_and_writes_nothing(
+        self, store: Store, reader: Reader
+    ) -> None:
+        first, second = new_run(key="k"), new_run(key="k", fingerprint="print-b")
+        one, two = await store.insert_run(first), await store.insert_run(second)
+        assert (two.created, two.fingerprint) == (False, "print-a")
+        assert two.row == one.row
+        assert await reader.find_run(None, second.run_id) is None
+        assert await reader.find_thread(second.tenant_id, second.thread_id) is None
+        assert await reader.list_messages(second.thread_id, after=0, limit=10) == []
+
+    async def test_the_run_is_returned_as_it_stands_now(self, store: Store, reader: Reader) -> None:
+        first = new_run(key="k")
+        await store.insert_run(first)
+        row = await finish(store, reader, first.run_id)
+        again = await store.insert_run(new_run(key="k"))
+        assert again.row == row
+        assert not again.created
+
+    async def test_the_key_wins_over_a_busy_or_unknown_thread(self, store: Store) -> None:
+        first = new_run(key="k")
+        await store.insert_run(first)
+        busy = new_run(key="k", thread_id=first.thread_id, strategy="reject")
+        unknown = new_run(key="k", thread_id=new_id(ids.THREAD))
+        assert (await store.insert_run(busy)).row.facts.run_id == first.run_id
+        assert (await store.insert_run(unknown)).row.facts.run_id == first.run_id
+
+    @pytest.mark.parametrize(
+        "other",
+        [
+            new_run(key="k", tenant_id="another"),
+            new_run(key="k", agent_id="other-agent"),
+            new_run(key="K"),
+            new_run(),
+        ],
+        ids=["tenant", "agent", "key", "none"],
+    )
+    async def test_a_key_is_of_one_tenant_and_agent(self, store: Store, other: NewRun) -> None:
+        await store.insert_run(new_run(key="k"))
+        found = await store.insert_run(other)
+        assert found.created
+        assert found.row.facts.run_id == other.run_id
+
+    async def test_runs_without_a_key_are_never_the_same(self, store: Store) -> None:
+        found = [await store.insert_run(new_run()) for _ in range(3)]
+        assert len({inserted.row.facts.run_id for inserted in found}) == 3
+
+    async def test_a_call_sent_again_finds_its_own_run(self, store: Store, reader: Reader) -> None:
+        new = new_run()
+        first, again = await store.insert_run(new), await store.insert_run(new)
+        assert not again.created
+        assert again.row == first.row
+        assert len(await history(reader, new.run_id)) == 1
+
+    async def test_fifty_calls_at_once_with_one_key_make_one_run(
+        self, store: Store, reader: Reader
+    ) -> None:
+        found: list[Inserted] = []
+
+        async def ask() -> None:
+            found.append(await store.insert_run(new_run(key="k")))
+
+        with anyio.fail_after(15):
+            async with anyio.create_task_group() as group:
+                for _ in range(50):
+                    group.start_soon(ask)
+        assert len({inserted.row.facts.run_id for inserted in found}) == 1
+        assert sum(inserted.created for inserted in found) == 1
+        assert len(await reader.list_runs(None, RunFilter(), after=None, limit=100)) == 1
+        assert len(await reader.list_threads("default", after=None, limit=100)) == 1
+
+
+class ThreadContract(Contract):
+    """Runs of one thread take turns; threads and their messages."""
+
+    async def test_a_second_run_of_a_thread_waits_for_the_first(
+        self, store: Store, reader: Reader
+    ) -> None:
+        first = new_run()
+        await store.insert_run(first)
+        second = new_run(thread_id=first.thread_id)
+        row = (await store.insert_run(second)).row
+        assert (row.hot.state, row.hot.parked_on) == (RunState.PENDING, ParkedOn.THREAD)
+        assert not await reader.is_ready(second.run_id)
+        thread = await reader.find_thread(first.tenant_id, first.thread_id)
+        assert thread is not None
+        assert (thread.active_run_id, thread.last_position) == (first.run_id, 2)
+
+    async def test_the_next_run_becomes_claimable_when_the_first_ends(
+        self, store: Store, reader: Reader
+    ) -> None:
+        first = new_run()
+        await store.insert_run(first)
+        second, third = (new_run(thread_id=first.thread_id) for _ in range(2))
+        await store.insert_run(second)
+        await store.insert_run(third)
+        await finish(store, reader, first.run_id)
+        assert await reader.is_ready(second.run_id)
+        assert not await reader.is_ready(third.run_id)
+        assert (await look(reader, second.run_id)).hot.parked_on is None
+        assert (await look(reader, third.run_id)).hot.parked_on is ParkedOn.THREAD
+        thread = await reader.find_thread(first.tenant_id, first.thread_id)
+        assert thread is not None
+        assert thread.active_run_id == second.run_id
+
+    async def test_a_thread_without_unfinished_runs_is_free(
+        self, store: Store, reader: Reader
+    ) -> None:
+        first = new_run()
+        await store.insert_run(first)
+        await finish(store, reader, first.run_id)
+        thread = await reader.find_thread(first.tenant_id, first.thread_id)
+        assert thread is not None
+        assert thread.active_run_id is None
+        next_run = new_run(thread_id=first.thread_id, strategy="reject")
+        assert (await store.insert_run(next_run)).row.hot.parked_on is None
+        assert await reader.is_ready(next_run.run_id)
+
+    async def test_reject_raises_thread_busy_and_writes_nothing(
+        self, store: Store, reader: Reader
+    ) -> None:
+        first = new_run()
+        await store.insert_run(first)
+        second = new_run(thread_id=first.thread_id, strategy="reject")
+        with pytest.raises(ThreadBusy):
+            await store.insert_run(second)
+        assert await reader.find_run(None, second.run_id) is None
+        messages = await reader.list_messages(first.thread_id, after=0, limit=10)
+        assert [message.run_id for message in messages] == [first.run_id]
+
+    async def test_runs_started_at_once_on_one_thread_never_overlap(
+        self, store: Store, reader: Reader
+    ) -> None:
+        thread = new_thread()
+        await store.create_thread(thread)
+        new = [new_run(thread_id=thread.thread_id) for _ in range(8)]
+        with anyio.fail_after(15):
+            async with anyio.create_task_group() as group:
+                for one in new:
+                    group.start_soon(store.insert_run, one)
+        done: list[str] = []
+        while len(done) < len(new):
+            ready = [one.run_id for one in new if await reader.is_ready(one.run_id)]
+            assert len(ready) == 1
+            done += ready
+            await finish(store, reader, ready[0])
+        messages = await reader.list_messages(thread.thread_id, after=0, limit=100)
+        assert [message.position for message in messages] == list(range(1, 9))
+        assert [message.run_id for message in messages] == done
+
+    async def test_a_thread_is_kept_as_it_was_given(self, store: Store, reader: Reader) -> None:
+        thread = new_thread()
+        await store.create_thread(thread)
+        assert await reader.find_thread(thread.tenant_id, thread.thread_id) == thread
+        assert await reader.find_thread("another", thread.thread_id) is None
+
+    async def test_a_thread_id_is_taken_once(self, store: Store, reader: Reader) -> None:
+        thread = new_thread()
+        await store.create_thread(thread)
+        with pytest.raises(Conflict):
+            await store.create_thread(replace(thread, title="another"))
+        assert await reader.find_thread(thread.tenant_id, thread.thread_id) == thread
+
+    async def test_a_message_of_no_run_is_appended_with_its_body(
+        self, store: Store, reader: Reader, clock: FakeClock
+    ) -> None:
+        new = new_run()
+        await store.insert_run(new)
+        clock.advance(5)
+        message = await store.append_message(
+            tenant_id=new.tenant_id,
+            thread_id=new.thread_id,
+            message_id=new_id(ids.MESSAGE),
+            role=Role.SYSTEM,
+            author="operator",
+            body=[{"type": "text", "text": "hello"}],
+        )
+        assert (message.position, message.run_id, message.seq) == (2, None, None)
+        assert (message.role, message.author, message.created_at) == (
+            Role.SYSTEM,
+            "operator",
+            clock(),
+        )
+        assert message.body == [{"type": "text", "text": "hello"}]
+        found = await reader.list_messages(new.thread_id, after=1, limit=10)
+        assert found == [message]
+        thread = await reader.find_thread(new.tenant_id, new.thread_id)
+        assert thread is not None
+        assert (thread.last_position, thread.updated_at) == (2, clock())
+
+    async def test_a_message_to_an_unknown_thread_is_not_found(self, store: Store) -> None:
+        thread = new_thread(tenant_id="another")
+        await store.create_thread(thread)
+        for thread_id in (thread.thread_id, new_id(ids.THREAD)):
+            with pytest.raises(NotFound):
+                await store.append_message(
+                    tenant_id="default",
+                    thread_id=thread_id,
+                    message_id=new_id(ids.MESSAGE),
+                    role=Role.USER,
+                    author="local",
+                    body="hello",
+                )

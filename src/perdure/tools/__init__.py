@@ -1,0 +1,43 @@
+"""What agents can call: the tool API, the registry and the invocation."""
+
+from perdure.tools.api import (
+    ForeignTool,
+    Isolation,
+    Operation,
+    Returned,
+    Tool,
+    ToolContext,
+    ToolError,
+    ToolUnavailable,
+    failed,
+    not_happened,
+    partial,
+    pending,
+    succeeded,
+)
+from perdure.tools.decorator import FunctionTool, tool
+from perdure.tools.openai import from_openai, to_openai
+from perdure.tools.registry import ToolRegistry
+from perdure.tools.runner import LocalToolRunner
+
+__all__ = [
+    "ForeignTool",
+    "FunctionTool",
+    "Isolation",
+    "LocalToolRunner",
+    "Operation",
+    "Returned",
+    "Tool",
+    "ToolContext",
+    "ToolError",
+    "ToolRegistry",
+    "ToolUnavailable",
+    "failed",
+    "from_openai",
+    "not_happened",
+    "partial",
+    "pending",
+    "succeeded",
+    "to_openai",
+    "tool",
+]

@@ -1,0 +1,87 @@
+"""One execution of a tool as a piece of work that always ends in an outcome, never in an error."""
+
+import inspect
+from dataclasses import dataclass
+from typing import Any, cast
+
+from pydantic import JsonValue
+
+from perdure.engine.ports import ToolInvocation, ToolOutcome
+from perdure.protocol.tools import ToolSpec
+from perdure.tools.api import Operation, ToolContext
+from perdure.tools.results import Checks, Stop, conclude, conclude_error
+
+
+@dataclass(slots=True)
+class Job:
+    """What is to be run, with what, and how its end is judged.
+
+    `stop` is set by the runner before it asks the code to stop, so that a cancellation that was
+    asked for is told from one of the tool's own making. A lookup may answer None: it cannot say.
+    """
+
+    spec: ToolSpec
+    operation: Operation
+    context: ToolContext
+    args: JsonValue
+    checks: Checks
+    is_lookup: bool = False
+    stop: Stop | None = None
+
+    def run(self) -> ToolOutcome | None:
+        """Run sync code to its outcome."""
+        try:
+            value = self.operation.run(self.context, copied(self.args))
+        except BaseException as error:  # noqa: BLE001 (whatever a tool raises is its result)
+            return self.end_in_error(error)
+        if inspect.iscoroutine(value):
+            value.close()
+        return self.end(value)
+
+    async def run_async(self) -> ToolOutcome | None:
+        """Run async code to its outcome, its cancellation included."""
+        try:
+            value: object = await cast("Any", self.operation.run(self.context, copied(self.args)))
+        except BaseException as error:  # noqa: BLE001 (whatever a tool raises is its result)
+            return self.end_in_error(error)
+        return self.end(value)
+
+    def end(self, value: object) -> ToolOutcome | None:
+        """Return the outcome of code that returned a value."""
+        if self.is_lookup and value is None:
+            return None
+        return conclude(value, self.spec, self.context, self.checks)
+
+    def end_in_error(self, error: BaseException) -> ToolOutcome | None:
+        """Return the outcome of code that raised; a lookup that raised cannot say."""
+        if self.is_lookup:
+            return None
+        return conclude_error(error, self.spec, self.context, self.stop)
+
+    def request_stop(self, stop: Stop) -> None:
+        """Note why the code is asked to stop, and let it see that it is."""
+        self.stop = stop
+        self.context.request_stop()
+
+
+def job_for(
+    invocation: ToolInvocation, operation: Operation, checks: Checks, *, is_lookup: bool = False
+) -> Job:
+    """Return the work of an invocation."""
+    return Job(
+        invocation.spec,
+        operation,
+        ToolContext(invocation),
+        invocation.args,
+        checks,
+        is_lookup,
+    )
+
+
+def copied(value: JsonValue) -> JsonValue:
+    """Return a copy of a JSON value that shares nothing that can be changed."""
+    if isinstance(value, dict):
+        return {key: copied(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [copied(item) for item in value]
+    return value

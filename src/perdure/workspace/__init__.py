@@ -1,0 +1,1 @@
+"""Files, skills and memory that agents work with."""

@@ -1,0 +1,9 @@
+"""Fixtures that every test has."""
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """Async tests run on asyncio only: the database drivers know no other loop."""
+    return "asyncio"
