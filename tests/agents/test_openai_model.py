@@ -184,7 +184,7 @@ async def test_text_after_the_end_is_an_error() -> None:
     assert (await fail(late)).failure.code is FailureCode.MODEL_ERROR
 
 
-AWKWARD = "line\u2028sep\u2029par\u0085nel \r\n tail – 🦜 é 漢 data: [DONE]\n\ndata: x"
+AWKWARD = "line\u2028sep\u2029par\u0085nel \r\n tail — 🦜 é 漢 data: [DONE]\n\ndata: x"
 
 
 async def test_line_separators_crlf_and_split_characters_survive() -> None:

@@ -4,17 +4,19 @@ An error, a None, nonsense, a timeout: all deny, and are logged. A hook cannot g
 policy denies.
 """
 
+import inspect
 import logging
 import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from pydantic import JsonValue
+from pydantic import BaseModel, Field, JsonValue, ValidationError
 
 from perdure.control.policy import DefaultPolicy, Effect
 from perdure.engine.ports import HostedAgent, Policy, PolicyDecision
 from perdure.protocol.runs import RunFacts
+from perdure.protocol.states import OnExpiry
 from perdure.protocol.tools import ToolSpec
 
 STUCK_MAX = 3
@@ -29,9 +31,9 @@ class GuardedPolicy:
     """A user's hook behind the base policy: the base's denials stand, else the hook decides.
 
     The hook runs in a thread of the guard's own. The engine's loop waits for it `timeout_s` at
-    most, so that a hook should be quick: it gets copies and has to answer from memory. A hook
-    that misses its time three times running keeps its threads, and every call is denied until
-    one of them comes back. `version` names the hook's rules; give it a new one with each change.
+    most, so a hook answers from memory. It gets a copy of the arguments; the rest it must not
+    change. While three of its answers are overdue every call is denied. `version` names the
+    hook's rules; give it a new one with each change.
     """
 
     def __init__(
@@ -68,7 +70,7 @@ class GuardedPolicy:
     def _taken(
         self, answer: object, base: PolicyDecision, facts: RunFacts, spec: ToolSpec
     ) -> PolicyDecision:
-        if isinstance(answer, PolicyDecision) and answer.effect in {"allow", "ask", "deny"}:
+        if isinstance(answer, PolicyDecision) and _is_sound(answer):
             return answer
         if answer == "ask":
             own = _decision("ask", "hook", "the policy asks a person")
@@ -77,6 +79,8 @@ class GuardedPolicy:
             return _decision("allow", "hook", "the policy allows it")
         if answer == "deny":
             return _decision("deny", "hook", "the policy denies it")
+        if inspect.iscoroutine(answer):
+            answer.close()
         log.warning(
             "the policy hook answered nonsense: denied",
             extra={"run_id": facts.run_id, "tool": spec.name, "answer": type(answer).__name__},
@@ -92,12 +96,30 @@ def _decision(effect: Effect, rule: str, reason: str) -> PolicyDecision:
     return PolicyDecision(effect=effect, rule=rule, version="", reason=reason)
 
 
+def _is_sound(decision: PolicyDecision) -> bool:
+    """Tell whether a hook filled its decision with what the fields say."""
+    try:
+        _Sound.model_validate(decision, from_attributes=True)
+    except ValidationError:
+        return False
+    return True
+
+
 def _copied(value: JsonValue) -> JsonValue:
     if isinstance(value, dict):
         return {key: _copied(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_copied(item) for item in value]
     return value
+
+
+class _Sound(BaseModel):
+    effect: Effect
+    rule: str
+    reason: str
+    approvers: tuple[str, ...]
+    expires_in_s: float | None = Field(gt=0)
+    on_expiry: OnExpiry
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +145,7 @@ class _Bench:
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self._questions: queue.SimpleQueue[_Question] | None = None
+        self._questions: queue.SimpleQueue[_Question | None] | None = None
         self._stuck: list[_Question] = []
 
     def ask(self, body: Callable[[], object]) -> object:
@@ -141,13 +163,13 @@ class _Bench:
         if question.answered.wait(self._timeout_s):
             return question.answer
         self._stuck.append(question)
+        self._questions.put(None)  # the thread ends once it comes back
         self._questions = None
         return _NoAnswer(f"gave no answer within {self._timeout_s:g} s")
 
 
-def _answer_all(questions: "queue.SimpleQueue[_Question]") -> None:
-    while True:
-        question = questions.get()
+def _answer_all(questions: "queue.SimpleQueue[_Question | None]") -> None:
+    while (question := questions.get()) is not None:
         try:
             question.answer = question.body()
         except BaseException as error:  # noqa: BLE001 (a hook may raise anything, its exit included)

@@ -9,11 +9,14 @@ answer is lost, the same commit is sent again and the store knows it. An executi
 begun (its row is durable) and has no result is clarified by R-5.7, never silently run again.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import anyio
 
 from perdure.engine.closing import (
+    CANCELLED,
+    TIMED_OUT,
     close_run,
     end_transition,
     finished_effects,
@@ -66,6 +69,7 @@ class Attempt:
     started_at: float
     deadline_in_s: float | None
     worked_before_s: float
+    input_position: int
     released: bool = False
     effects: Effects = field(init=False)
     _decision: tuple[int, Decision] | None = None
@@ -98,53 +102,64 @@ class Attempt:
 
     async def _advance(self) -> None:
         while not self.released:
-            snapshot = self.view.snapshot
-            if snapshot.cancel_epoch > 0:
-                await self._close_cancelled()
-            elif self.lease.draining and not self.effects.unrecorded:
-                await self._hand_back()
-            elif snapshot.rejected is not None:
-                await self._fail(
-                    Failure(
-                        code=FailureCode.APPROVAL_REJECTED,
-                        reason="a person rejected the action",
-                        stage=Stage.WAITING,
-                        details={"interrupt_id": snapshot.rejected},
-                    )
+            try:
+                await self._take_turn()
+            except* (Unavailable, StoreFull):
+                await self._wait_for_store()
+
+    async def _take_turn(self) -> None:
+        """Do what the run's state asks for, up to one commit or the end of its calls."""
+        snapshot = self.view.snapshot
+        if snapshot.cancel_epoch > 0:
+            await self._close(CANCELLED)
+        elif self.lease.draining and not self.effects.unrecorded:
+            await self._release(AttemptEnd.DRAINED, ready_in_s=0)
+        elif snapshot.rejected is not None:
+            await self._fail(
+                Failure(
+                    code=FailureCode.APPROVAL_REJECTED,
+                    reason="a person rejected the action",
+                    stage=Stage.WAITING,
+                    details={"interrupt_id": snapshot.rejected},
                 )
-            elif snapshot.state is RunState.PENDING:
-                await self._start()
-            elif snapshot.state is RunState.PLANNING:
-                await self._plan()
-            elif snapshot.state is RunState.EXECUTING:
-                await self.effects.act()
-            elif snapshot.state in TERMINAL:
-                raise LeaseGone
-            else:
-                await self._park_waiting()
+            )
+        elif snapshot.state is RunState.PENDING:
+            await self._start()
+        elif snapshot.state is RunState.PLANNING:
+            await self._plan()
+        elif snapshot.state is RunState.EXECUTING:
+            await self.effects.act()
+        elif snapshot.state in TERMINAL:
+            raise LeaseGone
+        else:
+            await self._release(AttemptEnd.PARKED)
+
+    async def _wait_for_store(self) -> None:
+        """Wait until the store answers again, and begin anew from what it holds."""
+        while True:
+            self.check_lease()
+            await anyio.sleep(RESEND_S * (1 + self.core.chance.random()))
+            with suppress(Unavailable):
+                self.view = await self._loaded()
+                return
 
     async def _start(self) -> None:
-        thread = await self.core.reader.find_thread(
-            self.view.facts.tenant_id, self.view.facts.thread_id
-        )
+        """Begin planning; the planner sees the thread up to the position recorded here."""
+        position = self.input_position
+        if position > 1:
+            facts = self.view.facts
+            thread = await self.core.reader.find_thread(facts.tenant_id, facts.thread_id)
+            position = thread.last_position if thread is not None else position
         draft = self.draft()
-        draft.move(
-            Transition.START, history_position=thread.last_position if thread is not None else 1
-        )
-        if await self.commit(draft) and draft.view.snapshot.history_position != 1:
+        draft.move(Transition.START, history_position=position)
+        if await self.commit(draft) and position > 1:
             self.view = await self._loaded()
 
-    async def _park_waiting(self) -> None:
+    async def _release(self, end: AttemptEnd, *, ready_in_s: float | None = None) -> None:
+        """Give the run back as it stands."""
         draft = self.draft()
-        draft.with_checkpoint = False
-        draft.release(AttemptEnd.PARKED)
-        await self.commit(draft)
-
-    async def _hand_back(self) -> None:
-        draft = self.draft()
-        draft.with_checkpoint = False
-        draft.release(AttemptEnd.DRAINED)
-        draft.ready_in_s = 0
+        draft.release(end)
+        draft.ready_in_s = ready_in_s
         await self.commit(draft)
 
     async def _plan(self) -> None:
@@ -209,15 +224,6 @@ class Attempt:
         fail(draft, failure)
         await self.commit(draft)
 
-    async def _close_cancelled(self) -> None:
-        await self._close(
-            Failure(
-                code=FailureCode.RUN_CANCELLED,
-                reason="the run was cancelled",
-                stage=Stage.RUNTIME,
-            )
-        )
-
     async def _close(self, failure: Failure) -> None:
         """Write the closing commit; what came in meanwhile is its result (decision 3)."""
         known = {item.call.tool_call_id: item.outcome for item in self.effects.unrecorded}
@@ -242,15 +248,9 @@ class Attempt:
             if why is Stop.CANCEL and self.view.snapshot.cancel_epoch == 0:
                 self.view = await self._loaded()
             if self.view.snapshot.cancel_epoch > 0:
-                await self._close_cancelled()
+                await self._close(CANCELLED)
             elif why is Stop.DEADLINE:
-                await self._close(
-                    Failure(
-                        code=FailureCode.RUN_TIMEOUT,
-                        reason="the run's total time is over",
-                        stage=Stage.RUNTIME,
-                    )
-                )
+                await self._close(TIMED_OUT)
             else:
                 return
 
@@ -314,14 +314,18 @@ class Attempt:
 
     async def fail_attempt(self, error: Exception) -> None:
         """Record that this attempt failed; try the run again later, or end it (R-10.2)."""
-        self.view = await self._loaded()
+        while not self.released:
+            self.view = await self._loaded()
+            await self._draft_failed_attempt(error)
+
+    async def _draft_failed_attempt(self, error: Exception) -> None:
         view = self.view
         view.faults += 1
         reason = short(f"{type(error).__name__}: {error}")
         failure = Failure(code=FailureCode.INTERNAL, reason=reason, stage=Stage.RUNTIME)
         draft = self.draft()
         if view.snapshot.cancel_epoch > 0:
-            await self._close_cancelled()
+            await self._close(CANCELLED)
             return
         if isinstance(error, CannotStore):
             fail(draft, failure)

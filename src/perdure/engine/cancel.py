@@ -7,7 +7,7 @@ from perdure.engine.ports import ToolRunner
 from perdure.protocol.errors import NotFound
 from perdure.protocol.runs import RunRow
 from perdure.signals.ports import CANCEL_TOPIC, run_topic
-from perdure.store.commits import CancelWish
+from perdure.store.commits import CancelWish, TimerKind
 
 
 async def cancel_run(
@@ -33,6 +33,6 @@ async def cancel_run(
 
 async def _close_at_once(core: Core, run_id: str, tools: ToolRunner | None) -> None:
     try:
-        await close_unheld(core, run_id, tools)
+        await close_unheld(core, run_id, TimerKind.CLOSE, tools)
     except Damaged:  # the closing timer stays; the run goes to repair when it is next looked at
         return

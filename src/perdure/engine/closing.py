@@ -15,7 +15,7 @@ from perdure.engine.ports import ToolInvocation, ToolOutcome, ToolRunner
 from perdure.engine.results import add_result, runtime_result
 from perdure.engine.view import RunView
 from perdure.protocol.events import ResumeEvent
-from perdure.protocol.failures import Failure, FailureCode
+from perdure.protocol.failures import Failure, FailureCode, Stage
 from perdure.protocol.states import (
     AttemptEnd,
     InterruptStatus,
@@ -26,6 +26,13 @@ from perdure.protocol.states import (
 from perdure.store.commits import InterruptClose
 
 CALLS_REPORTED_MAX = 1000
+
+CANCELLED = Failure(
+    code=FailureCode.RUN_CANCELLED, reason="the run was cancelled", stage=Stage.RUNTIME
+)
+TIMED_OUT = Failure(
+    code=FailureCode.RUN_TIMEOUT, reason="the run's total time is over", stage=Stage.RUNTIME
+)
 
 
 def close_run(

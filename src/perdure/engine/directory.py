@@ -15,14 +15,19 @@ class AgentDirectory:
         self._clock = clock
         self._cards: dict[str, list[AgentCard]] = {}
         self._read_at = float("-inf")
+        self._reading = False
 
     async def find(self, agent_id: str, version: str | None) -> AgentCard | None:
         """Return the card of a version, or of the one registered last; None when unknown."""
         fresh = self._clock.monotonic() - self._read_at < REMEMBERED_S
         card = self._look(agent_id, version)
-        if card is not None and fresh:
+        if card is not None and (fresh or self._reading):
             return card
-        await self._read()
+        self._reading = True
+        try:
+            await self._read()
+        finally:
+            self._reading = False
         return self._look(agent_id, version)
 
     def _look(self, agent_id: str, version: str | None) -> AgentCard | None:

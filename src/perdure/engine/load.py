@@ -32,7 +32,10 @@ async def load_claimed(core: Core, claimed: Claimed, worker_id: str) -> RunView:
 
 async def load_view(core: Core, row: RunRow) -> RunView:
     """Return the view of a run as of its last event. Raises Damaged."""
-    run_input = await load_value(core, row.facts.tenant_id, row.facts.input)
+    try:
+        run_input = await load_value(core, row.facts.tenant_id, row.facts.input)
+    except LookupError as error:
+        raise Damaged(str(error)) from error
     view = view_of(row, run_input)
     await catch_up(core, view)
     if view.snapshot.last_seq < row.hot.last_seq:

@@ -10,7 +10,14 @@ from dataclasses import dataclass
 
 import anyio
 
-from perdure.engine.closing import close_run, end_transition, finished_effects, look_up_open
+from perdure.engine.closing import (
+    CANCELLED,
+    TIMED_OUT,
+    close_run,
+    end_transition,
+    finished_effects,
+    look_up_open,
+)
 from perdure.engine.committer import announce
 from perdure.engine.core import Core
 from perdure.engine.draft import Draft
@@ -22,7 +29,7 @@ from perdure.protocol.errors import PerdureError
 from perdure.protocol.events import TimeoutEvent
 from perdure.protocol.failures import Failure, FailureCode, Stage
 from perdure.protocol.runs import RunRow
-from perdure.protocol.states import TERMINAL, ParkedOn
+from perdure.protocol.states import TERMINAL
 from perdure.signals.ports import QUEUE_TOPIC
 from perdure.store.commits import Committed, DueTimer, TimerKind
 
@@ -69,13 +76,13 @@ class Maintenance:
                 case TimerKind.EXPIRY:
                     return await expire_interrupt(self.core, timer.run_id, timer.ref or "")
                 case TimerKind.DEADLINE | TimerKind.CLOSE:
-                    return await close_unheld(self.core, timer.run_id, self.tools)
+                    return await close_unheld(self.core, timer.run_id, timer.kind, self.tools)
         except Damaged as error:
             log.warning("run %s cannot be closed: %s", timer.run_id, error)
             return False
 
 
-async def close_unheld(core: Core, run_id: str, tools: ToolRunner | None) -> bool:
+async def close_unheld(core: Core, run_id: str, due: TimerKind, tools: ToolRunner | None) -> bool:
     """End a run that nobody holds and whose end is due; True when this call ended it.
 
     False when it is held, ended already, or has a call that only a worker can look up.
@@ -83,7 +90,7 @@ async def close_unheld(core: Core, run_id: str, tools: ToolRunner | None) -> boo
     row = await core.reader.find_run(None, run_id)
     if row is None or row.hot.lease_owner is not None or row.hot.state in TERMINAL:
         return False
-    failure = _due_failure(core, row)
+    failure = _due_failure(row, due)
     if failure is None:
         return False
     view = await load_view(core, row)
@@ -103,25 +110,19 @@ async def close_unheld(core: Core, run_id: str, tools: ToolRunner | None) -> boo
     return True
 
 
-def _due_failure(core: Core, row: RunRow) -> Failure | None:
+def _due_failure(row: RunRow, due: TimerKind) -> Failure | None:
     hot, options = row.hot, row.facts.options
     if hot.cancel_epoch > 0:
-        return Failure(
-            code=FailureCode.RUN_CANCELLED, reason="the run was cancelled", stage=Stage.RUNTIME
-        )
-    if hot.parked_on is ParkedOn.CLOSING and hot.faults >= options.max_attempts:
-        return Failure(
-            code=FailureCode.RETRIES_EXHAUSTED,
-            reason=f"{hot.faults} attempts were lost since the last committed step",
-            stage=Stage.RECOVERY,
-        )
-    if hot.deadline_at is not None:
-        return Failure(
-            code=FailureCode.RUN_TIMEOUT,
-            reason="the run's total time is over",
-            stage=Stage.RUNTIME,
-        )
-    return None
+        return CANCELLED
+    if due is TimerKind.DEADLINE:
+        return TIMED_OUT
+    if hot.faults < options.max_attempts:
+        return None
+    return Failure(
+        code=FailureCode.RETRIES_EXHAUSTED,
+        reason=f"{hot.faults} attempts were lost since the last committed step",
+        stage=Stage.RECOVERY,
+    )
 
 
 def _note_timeout(draft: Draft, failure: Failure) -> None:

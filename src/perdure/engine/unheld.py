@@ -15,6 +15,7 @@ from perdure.engine.load import load_view
 from perdure.engine.view import RunView
 from perdure.protocol.errors import Conflict
 from perdure.protocol.runs import RunRow
+from perdure.protocol.states import ParkedOn
 from perdure.store.commits import Committed, Refused
 
 TRIES_MAX = 50
@@ -46,6 +47,8 @@ async def intervene(
         row = await core.reader.find_run(None, run_id)
         if row is None:
             return None
+        if row.hot.parked_on is ParkedOn.REPAIR:
+            raise Conflict("the run is put aside for repair")
         view = await load_view(core, row)
         draft = unheld_draft(core, view, row)
         if not draft_change(row, draft):

@@ -214,6 +214,7 @@ class Worker:
             started_at=self.core.clock.monotonic(),
             deadline_in_s=claimed.deadline_in_s,
             worked_before_s=max(0.0, worked - view.waiting_ms / 1000),
+            input_position=claimed.input_position,
         )
 
     async def _quarantine(self, claimed: Claimed, lease: Lease, error: BaseException) -> None:
@@ -226,11 +227,13 @@ class Worker:
         self, attempt: Attempt | None, lease: Lease, error: Exception
     ) -> None:
         log.warning("attempt of %s failed", lease.run_id, exc_info=error)
-        if attempt is None:
-            return
         try:
             with anyio.CancelScope(shield=True):
-                await attempt.fail_attempt(error)
+                if attempt is not None:
+                    await attempt.fail_attempt(error)
+                else:
+                    key = LeaseKey(run_id=lease.run_id, token=lease.token)
+                    await self.core.store.release_runs(self.worker_id, [key])
         except* (LeaseGone, PerdureError, Damaged):
             log.info("lease lost while failing", extra={"run_id": lease.run_id})
 

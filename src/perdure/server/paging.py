@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import Query
 
 from perdure.protocol.errors import Malformed
+from perdure.protocol.ids import is_id
 from perdure.service.base import PAGE_LIMIT_DEFAULT, PAGE_LIMIT_MAX
 
 CURSOR_CHARACTERS_MAX = 300
@@ -47,12 +48,20 @@ def read_cursor(kind: str, cursor: str | None) -> str | None:
     return key
 
 
+def read_id(kind: str, prefix: str, cursor: str | None) -> str | None:
+    """Return the id in a cursor; raise Malformed for anything else."""
+    key = read_cursor(kind, cursor)
+    if key is not None and not is_id(prefix, key):
+        raise Malformed("not a cursor of this list", field="after")
+    return key
+
+
 def read_number(kind: str, cursor: str | None) -> int | None:
     """Return the number in a cursor; raise Malformed for anything else."""
     key = read_cursor(kind, cursor)
     if key is None:
         return None
-    if not (key.isascii() and key.isdigit() and len(key) <= 15):
+    if not (key.isascii() and key.isdigit() and len(key) <= 9):
         raise Malformed("not a cursor of this list", field="after")
     return int(key)
 

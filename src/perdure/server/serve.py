@@ -8,6 +8,7 @@ the backstop. A server without authentication listens on loopback unless told ot
 import asyncio
 import ipaddress
 import logging
+import socket
 from types import FrameType
 
 import uvicorn
@@ -25,7 +26,7 @@ log = logging.getLogger("perdure.server")
 class AbortableProtocol(H11Protocol):
     """HTTP/1.1 whose connection the application can drop without sending what is buffered."""
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]  # uvicorn narrows it likewise
+    def connection_made(self, transport: asyncio.Transport) -> None:
         """Hand the application the means to drop this connection."""
         super().connection_made(transport)
         self.app = _with_abort(self.app, transport)
@@ -47,10 +48,10 @@ class Server(uvicorn.Server):
         self._stopping = stopping
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    async def startup(self, sockets: list[object] | None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]  # passed through
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Remember the loop, for the signal handler, and start."""
         self._loop = asyncio.get_running_loop()
-        await super().startup(sockets=sockets)  # pyright: ignore[reportArgumentType]
+        await super().startup(sockets=sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Ask streams and waits to end, then the server."""

@@ -55,13 +55,20 @@ class EncodedEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class EventPage:
+class EncodedPage:
     """Events of a run in order. `last_seq` is the end of its log, `next` None when reached."""
 
     events: list[EncodedEvent]
     last_seq: int
     next: int | None
     gap: Snapshot | None
+
+    def body(self) -> bytes:
+        """Return the page as JSON, an `EventPage`."""
+        tail = encode({"next": self.next, "last_seq": self.last_seq})
+        gap = b"null" if self.gap is None else self.gap.model_dump_json().encode()
+        items = b",".join(event.body for event in self.events)
+        return b'{"items":[' + items + b'],"gap":' + gap + b"," + tail[1:]
 
 
 @dataclass(slots=True)
@@ -184,7 +191,7 @@ class Feed:
 
 async def read_page(
     service: Service, principal: Principal, run_id: str, *, after: int, limit: int
-) -> EventPage:
+) -> EncodedPage:
     """Return events with a larger seq. Raises NotFound, HistoryReset (a cursor of the future)."""
     row = await own_run(service, principal, run_id)
     check_cursor(row, after)
@@ -192,7 +199,7 @@ async def read_page(
     projector = _Projector(service, row)
     events = [await projector.encode(event) for event in found]
     last = found[-1].seq if found else after
-    return EventPage(
+    return EncodedPage(
         events=events,
         last_seq=max(row.hot.last_seq, last),
         next=last if last < row.hot.last_seq else None,
@@ -275,7 +282,8 @@ async def get_event(service: Service, principal: Principal, identifier: str) -> 
     """Return one event by its id. Raises NotFound."""
     run_id, seq = _parse(identifier)
     row = await own_run(service, principal, run_id)
-    found = await service.reader.events_after(run_id, seq - 1, limit=1)
+    is_possible = 0 < seq <= row.hot.last_seq
+    found = await service.reader.events_after(run_id, seq - 1, limit=1) if is_possible else []
     if not found or found[0].seq != seq:
         raise NotFound("there is no such event")
     return await _Projector(service, row).encode(found[0])

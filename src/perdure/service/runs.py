@@ -1,5 +1,7 @@
 """Runs: create, look, list, wait, cancel."""
 
+from dataclasses import dataclass
+
 from pydantic import Field, JsonValue
 
 from perdure.engine.cancel import cancel_run as engine_cancel
@@ -42,7 +44,8 @@ class RunRequest(Model):
     options: RunOptions = Field(default_factory=RunOptions)
 
 
-class RunMade(Model):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunMade:
     """The run that stands under a request; `created` False when its key was known."""
 
     run: Run
@@ -100,9 +103,9 @@ async def create_run(
             trace_id=trace_id,
         ),
     )
-    return RunMade.model_construct(
-        run=await view_of(service, submitted.row), created=submitted.created
-    )
+    is_over = submitted.row.hot.state in TERMINAL
+    run = await view_of(service, submitted.row, whole=is_over)
+    return RunMade(run=run, created=submitted.created)
 
 
 def _with_key(options: RunOptions, header_key: str | None) -> RunOptions:

@@ -6,9 +6,10 @@ message `perdure.protocol.messages.Message`. Readers should let unknown fields p
 
 from typing import Generic, Literal, TypeVar
 
-from pydantic import Field, JsonValue
+from pydantic import JsonValue
 
 from perdure.protocol.base import Stored, Time
+from perdure.protocol.events import EventView
 from perdure.protocol.failures import Failure
 from perdure.protocol.runs import Run
 from perdure.protocol.states import (
@@ -17,7 +18,6 @@ from perdure.protocol.states import (
     AttemptEnd,
     InterruptKind,
     InterruptStatus,
-    NextAction,
     OnExpiry,
     SideEffect,
     StepStatus,
@@ -274,9 +274,14 @@ class Snapshot(Stored):
     run: Run
 
 
-class Resolution(Stored):
-    """The interrupt after an answer; `replayed` when the same answer was given before."""
+class EventPage(Stored):
+    """Events of a run in order.
 
-    interrupt: InterruptView
-    replayed: bool
-    next_actions: list[NextAction] = Field(default_factory=list[NextAction])
+    `next` is the seq to go on after, null when the end of the log was reached. `gap` stands for
+    events before its `kept_from` that were asked for and are no longer kept.
+    """
+
+    items: list[EventView]
+    gap: Snapshot | None
+    next: int | None
+    last_seq: int

@@ -12,9 +12,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, cast, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, create_model
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    PydanticUserError,
+    TypeAdapter,
+    create_model,
+)
 from pydantic.json_schema import GenerateJsonSchema
-from typing_extensions import is_typeddict
 
 from perdure.engine.ports import ToolOutcome
 from perdure.protocol.tools import ToolResult
@@ -111,7 +118,12 @@ def _field(name: str, parameter: inspect.Parameter, hint: Any, described: Descri
 def output_of(hints: dict[str, Any]) -> TypeAdapter[Any] | None:
     """Return the adapter of a structured return type; None when the hint promises no structure."""
     hint = _without_helpers(hints.get("return", Any))
-    return TypeAdapter(hint) if _is_structured(hint) else None
+    if not _is_structured(hint):
+        return None
+    try:
+        return TypeAdapter(hint)
+    except PydanticUserError:  # a type that pydantic cannot describe promises nothing
+        return None
 
 
 def output_schema_of(adapter: TypeAdapter[Any]) -> dict[str, JsonValue]:
@@ -137,5 +149,10 @@ def _is_structured(hint: Any) -> bool:
         kind = cast("type[object]", hint)
         if issubclass(kind, _SAYS_MORE):
             return False
-        return issubclass(kind, BaseModel) or dataclasses.is_dataclass(kind) or is_typeddict(kind)
+        return issubclass(kind, BaseModel) or dataclasses.is_dataclass(kind) or _is_typed_dict(kind)
     return any(_is_structured(part) for part in get_args(hint))
+
+
+def _is_typed_dict(kind: type[object]) -> bool:
+    """Tell a TypedDict, of typing as of typing_extensions."""
+    return dict in kind.__mro__ and hasattr(kind, "__required_keys__")

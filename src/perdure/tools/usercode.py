@@ -53,7 +53,7 @@ class UserCode:
         self._missed_max = pulses_missed_max
         self._lost_after_s = lost_after_s
         self._stop_s = stop_s
-        self._name = f"perdure-user-{next(_numbers)}"
+        self.name = f"perdure-user-{next(_numbers)}"
         self._abandoned: set[Call[Any]] = set()
         self._retired: list[UserLoop] = []
         self._engine: asyncio.AbstractEventLoop | None = None
@@ -63,7 +63,7 @@ class UserCode:
 
     async def __aenter__(self) -> Self:
         self._engine = asyncio.get_running_loop()
-        self._pool = ThreadPool(f"{self._name}-thread", Mailbox(self._engine, self._settle))
+        self._pool = ThreadPool(f"{self.name}-thread", Mailbox(self._engine, self._settle))
         self._loop = self._new_loop()
         self._tasks = await anyio.create_task_group().__aenter__()
         self._tasks.start_soon(self._watch)
@@ -104,13 +104,13 @@ class UserCode:
 
     def run_async(self, body: Callable[[], Awaitable[R]]) -> Call[R]:
         """Start async user code on the user loop."""
-        call = Call[R](body)
+        call: Call[R] = Call(body)
         self._loop.submit(call)
         return call
 
     def run_sync(self, body: Callable[[], R]) -> Call[R]:
         """Start sync user code in a thread; raise RuntimeError when there is none to be had."""
-        call = Call[R](body)
+        call: Call[R] = Call(body)
         self._pool.submit(call)
         return call
 
@@ -146,7 +146,7 @@ class UserCode:
     def _new_loop(self) -> UserLoop:
         assert self._engine is not None
         self.generation += 1
-        return UserLoop(f"{self._name}-loop-{self.generation}", self._engine, self._settle)
+        return UserLoop(f"{self.name}-loop-{self.generation}", self._engine, self._settle)
 
     async def _watch(self) -> None:
         # Counted in rounds of this loop, not in time: when the whole process was stopped, one

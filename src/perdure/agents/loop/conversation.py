@@ -13,7 +13,7 @@ from typing import Protocol
 
 from pydantic import JsonValue
 
-from perdure.agents.loop.render import render_thread, render_turn, text_of
+from perdure.agents.loop.render import render_input, render_thread, render_turn
 from perdure.agents.models.port import ChatMessage
 from perdure.engine.context import PlannerContext, Turn
 from perdure.protocol.codec import canonical
@@ -96,7 +96,7 @@ class Conversations:
     def _opened(self, context: PlannerContext, opening: tuple[object, ...], system: str) -> _Kept:
         messages = [ChatMessage(role="system", text=system)] if system else []
         messages += render_thread(context.messages)
-        messages.append(ChatMessage(role="user", text=text_of(context.input)))
+        messages.append(render_input(context.input))
         kept = _Kept(opening, messages)
         _feed(kept.hash, messages)
         kept.characters = _size(messages)

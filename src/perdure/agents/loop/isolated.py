@@ -63,6 +63,11 @@ class IsolatedPlanner:
         """Say where the planner runs: the user code of this process."""
         self._code = code
 
+    @property
+    def attached(self) -> bool:
+        """Tell whether the planner knows where to run."""
+        return self._code is not None
+
     async def next_step(self, context: PlannerContext) -> Decision:
         """Return the user's decision.
 

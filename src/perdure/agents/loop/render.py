@@ -35,12 +35,26 @@ def text_of(value: JsonValue) -> str:
     return value if isinstance(value, str) else encode(value).decode()
 
 
+def render_input(value: JsonValue) -> ChatMessage:
+    """Return the run's input; providers refuse an empty message."""
+    text = "" if value is None else text_of(value)
+    return ChatMessage(role="user", text=text if text.strip() else "(no input)")
+
+
 def render_thread(messages: Sequence[Message]) -> list[ChatMessage]:
-    """Return the thread's earlier messages; calls they mention are told as text."""
-    return [
-        ChatMessage(role=_role(message.role), text=_text_of_message(message))
-        for message in messages
-    ]
+    """Return the thread's earlier messages; calls they mention are told as text.
+
+    What the system says later than at the very beginning is told by the user: providers refuse it.
+    """
+    told: list[ChatMessage] = []
+    for message in messages:
+        role, text = _role(message.role), _text_of_message(message)
+        if not text.strip():
+            continue
+        if role == "system" and told and told[-1].role != "system":
+            role, text = "user", f"[system] {text}"
+        told.append(ChatMessage(role=role, text=text))
+    return told
 
 
 def render_turn(turn: Turn, used_ids: Container[str]) -> list[ChatMessage]:

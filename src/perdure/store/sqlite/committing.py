@@ -12,12 +12,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from perdure.protocol.base import SCHEMA_VERSION, from_micros, to_micros
+from perdure.protocol.base import SCHEMA_VERSION, to_micros
 from perdure.protocol.codec import encode
 from perdure.protocol.events import TYPE_NUMBER
 from perdure.protocol.states import TERMINAL, IllegalTransition, RunState, StepStatus
 from perdure.store import rules
-from perdure.store.commits import Commit, CommitResult, Committed, LeaseLost, TimerKind
+from perdure.store.commits import (
+    CallUpdate,
+    Commit,
+    CommitResult,
+    Committed,
+    LeaseLost,
+    NewCheckpoint,
+    TimerKind,
+)
 from perdure.store.rules import Kept
 from perdure.store.sqlite.connection import SQL
 from perdure.store.sqlite.products import write_products
@@ -26,7 +34,10 @@ from perdure.store.sqlite.transaction import NO_REF, Transaction
 
 _WORKING: Final = frozenset({RunState.PLANNING, RunState.EXECUTING})
 _STEP_ENDS: Final = frozenset({StepStatus.SUCCEEDED, StepStatus.FAILED, StepStatus.CANCELLED})
-_EVENT = tuple[int, int, bytes]
+ATTEMPTS_MAX: Final = 4096
+
+Attempts = dict[tuple[bytes, int | None], int]
+"""The attempt of each (run, token), which never changes; forgotten when it grows too large."""
 
 
 class NoSuchRow(ValueError):
@@ -40,21 +51,40 @@ class Prepared:
     commit: Commit
     run: bytes
     commit_id: bytes
-    events: list[_EVENT]
     is_plain: bool
+    events: list[tuple[int, int, bytes]]
+    calls: list[tuple[Any, ...]]
+    updates: list[tuple[Any, ...]]
+    agent_state: bytes
 
 
 def prepare(commit: Commit) -> Prepared:
     """Encode a commit; raises ValueError or TypeError for what cannot be encoded."""
+    run = pack_id(commit.run_id)
     return Prepared(
         commit=commit,
-        run=pack_id(commit.run_id),
+        run=run,
         commit_id=pack_id(commit.commit_id),
+        is_plain=_is_plain(commit),
         events=[
             (TYPE_NUMBER[event.data.type], event.step_index, event.encoded())
             for event in commit.events
         ],
-        is_plain=_is_plain(commit),
+        calls=[pack_call(run, call) for call in commit.new_calls],
+        updates=[_pack_update(run, update) for update in commit.call_updates],
+        agent_state=encode(commit.checkpoint.agent_state) if commit.checkpoint else b"",
+    )
+
+
+def _pack_update(run: bytes, update: CallUpdate) -> tuple[Any, ...]:
+    digest = update.effective_digest
+    return (
+        update.status.value,
+        pack_digest(digest) if digest else None,
+        update.external_ref,
+        update.result_seq,
+        pack_id(update.tool_call_id),
+        run,
     )
 
 
@@ -106,8 +136,12 @@ def _write_all(tx: Transaction, name: str, rows: list[tuple[Any, ...]]) -> None:
     rows.clear()
 
 
-def write_commits(tx: Transaction, batch: Sequence[Prepared]) -> list[CommitResult]:
+def write_commits(
+    tx: Transaction, batch: Sequence[Prepared], attempts: Attempts
+) -> list[CommitResult]:
     """Judge and write commits; one answer for each, in order."""
+    if len(attempts) > ATTEMPTS_MAX:
+        attempts.clear()
     rows, seen = _Rows(), set[bytes]()
     results: list[CommitResult] = []
     for prepared in batch:
@@ -115,18 +149,23 @@ def write_commits(tx: Transaction, batch: Sequence[Prepared]) -> list[CommitResu
             rows.flush(tx)
             seen.clear()
         seen.add(prepared.run)
-        result = _advance_plain(tx, rows, prepared) if prepared.is_plain else None
-        results.append(result or _advance(tx, rows, prepared))
+        attempt = attempts.get((prepared.run, prepared.commit.guard.token))
+        result = None
+        if prepared.is_plain and attempt is not None:
+            result = _advance_plain(tx, rows, prepared, attempt)
+        results.append(result or _advance(tx, rows, prepared, attempts))
     rows.flush(tx)
     return results
 
 
-def _advance_plain(tx: Transaction, rows: _Rows, prepared: Prepared) -> CommitResult | None:
+def _advance_plain(
+    tx: Transaction, rows: _Rows, prepared: Prepared, attempt: int
+) -> CommitResult | None:
     """Pass the fence in one statement; None when it is closed (the rules then say why)."""
     commit = prepared.commit
     guard, hot = commit.guard, commit.hot
     used = hot.counters
-    row = tx.one(
+    written = tx.run(
         "advance_run",
         hot.state.value,
         hot.step_index,
@@ -153,15 +192,16 @@ def _advance_plain(tx: Transaction, rows: _Rows, prepared: Prepared) -> CommitRe
         guard.epoch,
         guard.from_state.value,
         guard.expected_seq,
+        tx.now_micros,
         prepared.commit_id,
     )
-    if row is None:
+    if written == 0:
         return None
-    _collect(tx, rows, prepared, row[0], row[1])
-    return Committed(seq=guard.expected_seq + len(prepared.events), at=from_micros(row[0]))
+    _collect(tx, rows, prepared, tx.now_micros, attempt)
+    return Committed(seq=guard.expected_seq + len(prepared.events), at=tx.now)
 
 
-def _advance(tx: Transaction, rows: _Rows, prepared: Prepared) -> CommitResult:
+def _advance(tx: Transaction, rows: _Rows, prepared: Prepared, attempts: Attempts) -> CommitResult:
     """Judge by the row and write what the rules make of it."""
     commit = prepared.commit
     kept = tx.load(prepared.run)
@@ -170,6 +210,8 @@ def _advance(tx: Transaction, rows: _Rows, prepared: Prepared) -> CommitResult:
     verdict = rules.judge(commit, kept.hot)
     if verdict is not None:
         return verdict
+    if commit.guard.token is not None:
+        attempts[prepared.run, commit.guard.token] = kept.hot.attempt
     moved = rules.advance(kept, commit, tx.now)
     tx.save(prepared.run, moved)
     _collect(tx, rows, prepared, to_micros(moved.hot.updated_at), moved.hot.attempt)
@@ -215,45 +257,31 @@ def _collect(tx: Transaction, rows: _Rows, prepared: Prepared, at: int, attempt:
         rows.steps.append(
             (run, step.index, step.status.value, step.first_seq, step.last_seq, at, ended)
         )
-    if commit.new_calls or commit.call_updates or commit.execution_ends or commit.new_executions:
-        _collect_calls(rows, commit, run, at, attempt)
-    new = commit.checkpoint
-    if new is not None:
-        rows.checkpoints.append(
-            (
-                pack_id(new.checkpoint_id),
-                run,
-                new.seq,
-                new.parent_seq,
-                new.step_index,
-                attempt,
-                epoch,
-                SCHEMA_VERSION,
-                pack_digest(new.digest),
-                at,
-                encode(new.agent_state),
-            )
-        )
-    write_products(tx, commit, run, at)
-
-
-def _collect_calls(rows: _Rows, commit: Commit, run: bytes, at: int, attempt: int) -> None:
-    for call in commit.new_calls:
-        rows.calls.append(pack_call(run, call))
-    for update in commit.call_updates:
-        digest = update.effective_digest
-        rows.updates.append(
-            (
-                update.status.value,
-                pack_digest(digest) if digest else None,
-                update.external_ref,
-                update.result_seq,
-                pack_id(update.tool_call_id),
-                run,
-            )
-        )
+    rows.calls += prepared.calls
+    rows.updates += prepared.updates
     for begun in commit.new_executions:
         call_id, digest = pack_id(begun.tool_call_id), pack_digest(begun.args_digest)
         rows.executions.append((run, call_id, begun.number, attempt, digest, at))
     for end in commit.execution_ends:
         rows.ends.append((at, end.outcome.value, run, pack_id(end.tool_call_id), end.number))
+    if commit.checkpoint is not None:
+        rows.checkpoints.append(_pack_checkpoint(prepared, commit.checkpoint, at, attempt))
+    write_products(tx, commit, run, at)
+
+
+def _pack_checkpoint(
+    prepared: Prepared, new: NewCheckpoint, at: int, attempt: int
+) -> tuple[Any, ...]:
+    return (
+        pack_id(new.checkpoint_id),
+        prepared.run,
+        new.seq,
+        new.parent_seq,
+        new.step_index,
+        attempt,
+        prepared.commit.guard.epoch,
+        SCHEMA_VERSION,
+        pack_digest(new.digest),
+        at,
+        prepared.agent_state,
+    )

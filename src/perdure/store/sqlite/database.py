@@ -56,7 +56,7 @@ class SqliteDatabase:
         self._clock = clock or _system_clock
         self._synchronous: Synchronous = synchronous
         self._migrations = known_migrations() if migrations is None else migrations
-        self._writer = Writer(path, synchronous, self._clock)
+        self._writer = Writer(self._clock)
         self._readers = Readers()
         self._watch: sqlite3.Connection | None = None
         self._store = SqliteStore(self._writer)
@@ -94,22 +94,24 @@ class SqliteDatabase:
         check_version()
         refuse_network_file(self._path)
         try:
-            self._migrate()
-            self._readers.open(self._path)
+            connection = self._migrated()
             self._watch = connect_reader(self._path)
-            self._writer.start()
         except sqlite3.Error as error:
             raise translate(error) from error
+        self._readers.open(self._path)
+        self._writer.start(connection)
 
-    def _migrate(self) -> None:
+    def _migrated(self) -> sqlite3.Connection:
         """Apply what the file lacks, under its write lock; the first process does it for all."""
         connection = connect_writer(self._path, self._synchronous)
         try:
             begin_immediate(connection)
             migrate(connection, self._migrations, time.time_ns() // 1000)
             connection.execute("COMMIT")
-        finally:
+        except BaseException:
             connection.close()
+            raise
+        return connection
 
     async def __aexit__(
         self,

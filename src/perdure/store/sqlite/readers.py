@@ -26,14 +26,12 @@ class Readers:
 
     def __init__(self) -> None:
         self._idle: deque[sqlite3.Connection] = deque()
-        self._all: list[sqlite3.Connection] = []
+        self._path: Path | None = None
         self._limiter: CapacityLimiter | None = None
 
     def open(self, path: Path) -> None:
-        """Open all connections; blocks."""
-        for _ in range(READERS):
-            self._all.append(connect_reader(path))
-        self._idle.extend(self._all)
+        """Allow reads; connections are made when they are needed."""
+        self._path = path
         self._limiter = CapacityLimiter(READERS)
 
     async def close(self) -> None:
@@ -42,10 +40,8 @@ class Readers:
         for _ in range(READERS if limiter is not None else 0):
             assert limiter is not None, "it was open"
             await limiter.acquire_on_behalf_of(object())
-        for connection in self._all:
-            connection.close()
-        self._all.clear()
-        self._idle.clear()
+        while self._idle:
+            self._idle.pop().close()
 
     async def read(self, body: Callable[[sqlite3.Connection], _T]) -> _T:
         """Run a read on one of the connections, in a thread."""
@@ -54,13 +50,23 @@ class Readers:
         return await to_thread.run_sync(self._on_idle, body, limiter=self._limiter)
 
     def _on_idle(self, body: Callable[[sqlite3.Connection], _T]) -> _T:
-        connection = self._idle.pop()
+        try:
+            connection = self._idle.pop()  # the last used: its cache is warm
+        except IndexError:
+            connection = self._connect()
         try:
             return body(connection)
         except sqlite3.Error as error:
             raise translate(error) from error
         finally:
             self._idle.append(connection)
+
+    def _connect(self) -> sqlite3.Connection:
+        assert self._path is not None, "reads are allowed after open"
+        try:
+            return connect_reader(self._path)
+        except sqlite3.Error as error:
+            raise translate(error) from error
 
     async def rows(self, name: str, *values: object, convert: Callable[[Row], _T]) -> list[_T]:
         """Return the converted rows of a statement."""

@@ -16,18 +16,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from perdure.protocol.base import to_micros
 from perdure.protocol.errors import PerdureError, Unavailable
 from perdure.store.commits import CommitResult, Refused
-from perdure.store.sqlite.committing import Prepared, write_commits
+from perdure.store.sqlite.committing import Attempts, Prepared, write_commits
 from perdure.store.sqlite.connection import (
     BUSY_DEADLINE_S,
-    Synchronous,
     begin_immediate,
-    connect_writer,
     is_data_error,
     translate,
 )
@@ -64,8 +61,6 @@ class Outcome:
 class Writer:
     """The thread, its connection and its queues. `between` is called before each COMMIT (tests)."""
 
-    path: Path
-    synchronous: Synchronous
     clock: Clock
     between: Callable[[sqlite3.Connection], None] | None = None
     busy_deadline_s: float = BUSY_DEADLINE_S
@@ -73,13 +68,14 @@ class Writer:
     _jobs: deque[Job] = field(default_factory=deque[Job])
     _ready: threading.Condition = field(default_factory=threading.Condition)
     _open: bool = False
+    _attempts: Attempts = field(default_factory=Attempts)
     _thread: threading.Thread | None = None
-    _connection: sqlite3.Connection | None = None
 
-    def start(self) -> None:
-        """Open the connection and start the thread."""
-        self._connection = connect_writer(self.path, self.synchronous)
-        self._thread = threading.Thread(target=self._serve, name="sqlite-writer", daemon=True)
+    def start(self, connection: sqlite3.Connection) -> None:
+        """Start the thread on a connection, which is its own from now on."""
+        self._thread = threading.Thread(
+            target=self._serve, args=(connection,), name="sqlite-writer", daemon=True
+        )
         self._open = True
         self._thread.start()
 
@@ -116,15 +112,14 @@ class Writer:
 
     # ------------------------------------------------------------ the thread
 
-    def _serve(self) -> None:
-        assert self._connection is not None, "start opened it"
+    def _serve(self, connection: sqlite3.Connection) -> None:
         while batch := self._next_batch():
             try:
-                outcomes = self._run_batch(self._connection, batch)
+                outcomes = self._run_batch(connection, batch)
             except Exception as error:  # noqa: BLE001  # the thread must outlive any job
                 outcomes = [Outcome(job, error=translate(error)) for job in batch]
             _answer(outcomes)
-        self._connection.close()
+        connection.close()
 
     def _next_batch(self) -> list[Job]:
         """Wait for work; return an empty list when the writer is closed and nothing waits."""
@@ -141,7 +136,7 @@ class Writer:
 
     def _run_batch(self, db: sqlite3.Connection, batch: list[Job]) -> list[Outcome]:
         try:
-            return self._in_transaction(db, lambda tx: _run_all(tx, batch))
+            return self._in_transaction(db, lambda tx: _run_all(tx, batch, self._attempts))
         except PerdureError:
             raise
         except Exception as error:
@@ -179,7 +174,9 @@ class Writer:
 
     def _commit_single(self, db: sqlite3.Connection, prepared: Prepared) -> CommitResult:
         try:
-            return self._in_transaction(db, lambda tx: write_commits(tx, [prepared]))[0]
+            return self._in_transaction(
+                db, lambda tx: write_commits(tx, [prepared], self._attempts)
+            )[0]
         except Exception as error:
             if not is_data_error(error):
                 raise
@@ -191,7 +188,7 @@ def _is_full(error: Exception) -> bool:
     return code == sqlite3.SQLITE_FULL
 
 
-def _run_all(tx: Transaction, batch: Iterable[Job]) -> list[Outcome]:
+def _run_all(tx: Transaction, batch: Iterable[Job], attempts: Attempts) -> list[Outcome]:
     """Run all jobs of a batch in one transaction, the commits of all together at the end.
 
     An error of ours is an answer: jobs raise them before they write anything.
@@ -206,7 +203,7 @@ def _run_all(tx: Transaction, batch: Iterable[Job]) -> list[Outcome]:
             outcomes.append(Outcome(job, value=job.work(tx)))
         except PerdureError as error:
             outcomes.append(Outcome(job, error=error))
-    results = write_commits(tx, [one for job in committing for one in job.commits])
+    results = write_commits(tx, [one for job in committing for one in job.commits], attempts)
     start = 0
     for job in committing:
         end = start + len(job.commits)

@@ -65,7 +65,7 @@ WHERE c.tool_call_id = ? AND r.tenant_id = ?;
 -- name: insert_execution
 -- No row: there is no such call.
 INSERT INTO tool_executions (run_id, tool_call_id, number, attempt, args_digest, started_at)
-SELECT run_id, tool_call_id, ?3, ?4, ?5, ?6 FROM tool_calls
+SELECT run_id, tool_call_id, ?3, ?4, nullif(?5, args_digest), ?6 FROM tool_calls
 WHERE tool_call_id = ?2 AND run_id = ?1;
 
 -- name: end_execution
@@ -73,13 +73,18 @@ UPDATE tool_executions SET ended_at = ?, outcome = ?
 WHERE run_id = ? AND tool_call_id = ? AND number = ?;
 
 -- name: list_executions
-SELECT e.tool_call_id, e.number, e.attempt, e.args_digest, e.started_at, e.ended_at, e.outcome
+SELECT
+    e.tool_call_id, e.number, e.attempt, coalesce(e.args_digest, c.args_digest), e.started_at,
+    e.ended_at, e.outcome
 FROM tool_executions AS e
+INNER JOIN tool_calls AS c ON c.tool_call_id = e.tool_call_id
 WHERE e.run_id = ?
 ORDER BY e.number, e.tool_call_id;
 
 -- name: open_executions
-SELECT e.tool_call_id, e.number, e.attempt, e.args_digest, e.started_at, e.ended_at, e.outcome
+SELECT
+    e.tool_call_id, e.number, e.attempt, coalesce(e.args_digest, c.args_digest), e.started_at,
+    e.ended_at, e.outcome
 FROM tool_calls AS c
 INNER JOIN tool_executions AS e ON e.run_id = c.run_id AND e.tool_call_id = c.tool_call_id
 WHERE

@@ -1,0 +1,207 @@
+"""What a run did: events (stream or pages), attempts, steps, tool calls, checkpoints."""
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from perdure.bindings.native.starting import stream_of
+from perdure.protocol.events import EventView
+from perdure.server.asgi import StrictRoute
+from perdure.server.call import (
+    JSON,
+    STREAM,
+    AcceptHeader,
+    EventsAfter,
+    InCall,
+    LastEventId,
+    event_cursor,
+    one,
+    page,
+    wants_stream,
+)
+from perdure.server.openapi import may_answer
+from perdure.server.paging import (
+    LIMIT_DEFAULT,
+    After,
+    Limit,
+    read_number,
+    read_pair,
+    write_cursor,
+)
+from perdure.service import attempts, checkpoints, events, steps, tool_calls
+from perdure.service.views import (
+    AttemptView,
+    CheckpointView,
+    EventPage,
+    LateView,
+    Page,
+    StepView,
+    ToolCallView,
+)
+
+router = APIRouter(route_class=StrictRoute, tags=["history"])
+
+
+@router.get(
+    "/runs/{run_id}/events",
+    operation_id="follow_run",
+    summary="Follow a run, or read its events",
+    response_model=EventPage,
+    responses={
+        200: {
+            "description": "A stream (the default), or a page for `Accept: application/json`",
+            "content": {STREAM: {"schema": {"type": "string"}}},
+        },
+        204: {"description": "The run is terminal and nothing is after the cursor"},
+        **may_answer("not_found", "not_acceptable", "history_reset", parameters=True),
+    },
+)
+async def follow_run(
+    call: InCall,
+    run_id: str,
+    after: EventsAfter = None,
+    limit: Limit = LIMIT_DEFAULT,
+    last_event_id: LastEventId = None,
+    accept: AcceptHeader = None,
+) -> Response:
+    """Return the run's events after a seq. The stream's `id` is the seq and each `data` is one
+    event as JSON; there is no `event:` line, the type stands in the data. It ends after the
+    terminal event; an end without one means: come again with `Last-Event-ID`. Subscribing never
+    starts, changes or holds a run."""
+    place = event_cursor(last_event_id, after)
+    if wants_stream(accept, default=True):
+        return await stream_of(call, run_id, place)
+    found = await events.read_page(call.service, call.principal, run_id, after=place, limit=limit)
+    return Response(found.body(), media_type=JSON)
+
+
+@router.get(
+    "/events/{event_id}",
+    operation_id="get_event",
+    summary="Show an event",
+    response_model=EventView,
+    responses=may_answer("not_found", parameters=True),
+)
+async def get_event(call: InCall, event_id: str) -> Response:
+    """Return one event."""
+    found = await events.get_event(call.service, call.principal, event_id)
+    return Response(found.body, media_type=JSON)
+
+
+@router.get(
+    "/runs/{run_id}/attempts",
+    operation_id="list_attempts",
+    summary="List a run's attempts",
+    response_model=Page[AttemptView],
+    responses=may_answer("not_found", parameters=True),
+)
+async def list_attempts(call: InCall, run_id: str) -> Response:
+    """Return which workers held the run and how each hold ended, in order."""
+    return page(await attempts.list_attempts(call.service, call.principal, run_id), None)
+
+
+@router.get(
+    "/runs/{run_id}/steps",
+    operation_id="list_steps",
+    summary="List a run's steps",
+    response_model=Page[StepView],
+    responses=may_answer("not_found", parameters=True),
+)
+async def list_steps(
+    call: InCall, run_id: str, after: After = None, limit: Limit = LIMIT_DEFAULT
+) -> Response:
+    """Return steps in order, each with its ordered, typed items."""
+    place = read_number("steps", after)
+    found = await steps.list_steps(
+        call.service, call.principal, run_id, after=-1 if place is None else place, limit=limit
+    )
+    return page(found.items, write_cursor("steps", found.next))
+
+
+@router.get(
+    "/steps/{step_id}",
+    operation_id="get_step",
+    summary="Show a step",
+    response_model=StepView,
+    responses=may_answer("not_found", parameters=True),
+)
+async def get_step(call: InCall, step_id: str) -> Response:
+    """Return one step with its items."""
+    return one(await steps.get_step(call.service, call.principal, step_id))
+
+
+@router.get(
+    "/runs/{run_id}/tool_calls",
+    operation_id="list_tool_calls",
+    summary="List a run's tool calls",
+    response_model=Page[ToolCallView],
+    responses=may_answer("not_found", parameters=True),
+)
+async def list_tool_calls(
+    call: InCall, run_id: str, after: After = None, limit: Limit = LIMIT_DEFAULT
+) -> Response:
+    """Return calls in order of step and place; large values as references."""
+    found = await tool_calls.list_tool_calls(
+        call.service,
+        call.principal,
+        run_id,
+        after=read_pair("tool_calls", after),
+        limit=limit,
+    )
+    return page(found.items, write_cursor("tool_calls", found.next))
+
+
+@router.get(
+    "/tool_calls/{tool_call_id}",
+    operation_id="get_tool_call",
+    summary="Show a tool call",
+    response_model=ToolCallView,
+    responses=may_answer("not_found", parameters=True),
+)
+async def get_tool_call(call: InCall, tool_call_id: str) -> Response:
+    """Return one call with its arguments, executions and result, whole."""
+    return one(await tool_calls.get_tool_call(call.service, call.principal, tool_call_id))
+
+
+@router.get(
+    "/runs/{run_id}/late_results",
+    operation_id="list_late_results",
+    summary="List a run's late results",
+    response_model=Page[LateView],
+    responses=may_answer("not_found", parameters=True),
+)
+async def list_late_results(call: InCall, run_id: str) -> Response:
+    """Return results of executions whose worker had lost the run: evidence, never merged."""
+    return page(await tool_calls.list_late(call.service, call.principal, run_id), None)
+
+
+@router.get(
+    "/runs/{run_id}/checkpoints",
+    operation_id="list_checkpoints",
+    summary="List a run's checkpoints, newest first",
+    response_model=Page[CheckpointView],
+    responses=may_answer("not_found", parameters=True),
+)
+async def list_checkpoints(
+    call: InCall, run_id: str, after: After = None, limit: Limit = LIMIT_DEFAULT
+) -> Response:
+    """Return the chain of checkpoints from its end."""
+    found = await checkpoints.list_checkpoints(
+        call.service,
+        call.principal,
+        run_id,
+        before=read_number("checkpoints", after),
+        limit=limit,
+    )
+    return page(found.items, write_cursor("checkpoints", found.next))
+
+
+@router.get(
+    "/checkpoints/{checkpoint_id}",
+    operation_id="get_checkpoint",
+    summary="Show a checkpoint",
+    response_model=CheckpointView,
+    responses=may_answer("not_found", parameters=True),
+)
+async def get_checkpoint(call: InCall, checkpoint_id: str) -> Response:
+    """Return one checkpoint."""
+    return one(await checkpoints.get_checkpoint(call.service, call.principal, checkpoint_id))

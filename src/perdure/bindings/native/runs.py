@@ -1,0 +1,136 @@
+"""Runs: create, list, look, cancel."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Body, Query
+from pydantic import Field
+from starlette.responses import Response
+
+from perdure.bindings.native.starting import RUN_EXAMPLE, STARTED, ended_or_not, start_run
+from perdure.protocol.base import Model
+from perdure.protocol.ids import RUN, THREAD
+from perdure.protocol.runs import Run
+from perdure.protocol.states import TERMINAL, CancelAction, RunState
+from perdure.server.asgi import StrictRoute
+from perdure.server.call import AcceptHeader, InCall, Wait, example, one, page
+from perdure.server.idempotency import NaturalKey, RunKey
+from perdure.server.openapi import may_answer
+from perdure.server.paging import LIMIT_DEFAULT, After, Limit, read_id, write_cursor
+from perdure.service import runs
+from perdure.service.runs import RunRequest
+from perdure.service.views import Page
+
+router = APIRouter(route_class=StrictRoute, tags=["runs"])
+
+
+class CancelRequest(Model):
+    """How to cancel a run."""
+
+    action: CancelAction = Field(
+        default=CancelAction.INTERRUPT,
+        description="`interrupt` stops and keeps the history; `rollback` is not available yet",
+    )
+    reason: str | None = Field(default=None, max_length=5000, description="why, for people")
+
+
+@router.post(
+    "/agents/{agent_id}/run",
+    operation_id="create_run",
+    summary="Start a run on a thread of its own",
+    status_code=202,
+    response_model=Run,
+    responses=STARTED,
+)
+async def create_run(
+    call: InCall,
+    agent_id: str,
+    body: Annotated[RunRequest, Body(openapi_examples=example(RUN_EXAMPLE))],
+    wait: Wait = 0,
+    idempotency_key: RunKey = None,
+    accept: AcceptHeader = None,
+) -> Response:
+    """Create one run; it is durable before the answer. The same idempotency key returns the same
+    run; with another body it is refused. With `Accept: text/event-stream` the answer is the run's
+    events from the first."""
+    del idempotency_key  # read from the raw header, as bytes
+    return await start_run(call, agent_id, body, thread_id=None, wait=wait, accept=accept)
+
+
+@router.get(
+    "/runs",
+    operation_id="list_runs",
+    summary="List runs, newest first",
+    response_model=Page[Run],
+    responses=may_answer(parameters=True),
+)
+async def list_runs(
+    call: InCall,
+    state: RunState | None = None,
+    agent_id: Annotated[str | None, Query(max_length=100)] = None,
+    thread_id: Annotated[str | None, Query(pattern=f"^{THREAD}_[0-9a-f]{{32}}$")] = None,
+    parent_run_id: Annotated[str | None, Query(pattern=f"^{RUN}_[0-9a-f]{{32}}$")] = None,
+    unfinished: Annotated[bool, Query(description="only runs that are not terminal")] = False,
+    after: After = None,
+    limit: Limit = LIMIT_DEFAULT,
+) -> Response:
+    """Return runs by filter. Values that are held by reference are not fetched in a list."""
+    found = await runs.list_runs(
+        call.service,
+        call.principal,
+        state=state,
+        agent_id=agent_id,
+        thread_id=thread_id,
+        parent_run_id=parent_run_id,
+        unfinished=unfinished,
+        after=read_id("runs", RUN, after),
+        limit=limit,
+    )
+    return page(found.items, write_cursor("runs", found.next))
+
+
+@router.get(
+    "/runs/{run_id}",
+    operation_id="get_run",
+    summary="Show a run",
+    response_model=Run,
+    responses=may_answer("not_found", parameters=True),
+)
+async def get_run(call: InCall, run_id: str, wait: Wait = 0) -> Response:
+    """Return a run as it stands, input and answer whole. Following its events from `last_seq` is
+    exact."""
+    run = await runs.get_run(call.service, call.principal, run_id)
+    return one(await ended_or_not(call, run, wait))
+
+
+@router.post(
+    "/runs/{run_id}/cancel",
+    operation_id="cancel_run",
+    summary="Cancel a run",
+    response_model=Run,
+    responses={
+        200: {"description": "The run is terminal"},
+        202: {
+            "model": Run,
+            "description": "The cancel is durable; the run shows CANCEL_REQUESTED until it ends",
+        },
+        **may_answer("not_found", "conflict", body=True),
+    },
+)
+async def cancel_run(
+    call: InCall,
+    run_id: str,
+    body: Annotated[
+        CancelRequest | None, Body(openapi_examples=example({"reason": "not needed any more"}))
+    ] = None,
+    wait: Wait = 0,
+    idempotency_key: NaturalKey = None,
+) -> Response:
+    """Accept a cancel, durably, and answer at once with the new `cancel_epoch`; with `wait`, at
+    the run's end or after that time. Idempotent; a terminal run is returned unchanged."""
+    del idempotency_key
+    wish = body or CancelRequest()
+    run = await runs.cancel_run(
+        call.service, call.principal, run_id, action=wish.action, reason=wish.reason
+    )
+    run = await ended_or_not(call, run, wait)
+    return one(run, 200 if run.state in TERMINAL else 202)

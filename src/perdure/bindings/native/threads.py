@@ -1,0 +1,167 @@
+"""Threads, their messages and their runs."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Body
+from pydantic import Field
+from starlette.responses import Response
+
+from perdure.bindings.native.starting import RUN_EXAMPLE, STARTED, start_run
+from perdure.protocol.ids import RUN, THREAD
+from perdure.protocol.messages import Message
+from perdure.protocol.runs import Run
+from perdure.server.asgi import StrictRoute
+from perdure.server.call import AcceptHeader, InCall, Wait, example, one, page
+from perdure.server.idempotency import RunKey
+from perdure.server.openapi import may_answer
+from perdure.server.paging import LIMIT_DEFAULT, After, Limit, read_id, read_number, write_cursor
+from perdure.service import messages, runs, threads
+from perdure.service.messages import MessageRequest
+from perdure.service.runs import RunRequest
+from perdure.service.threads import ThreadRequest
+from perdure.service.views import Page, ThreadView
+
+router = APIRouter(route_class=StrictRoute, tags=["threads"])
+
+
+class ThreadRunRequest(RunRequest):
+    """A run on a thread, as it is asked for."""
+
+    agent_id: str = Field(min_length=1, max_length=100)
+
+
+@router.post(
+    "/threads",
+    operation_id="create_thread",
+    summary="Create a thread",
+    status_code=201,
+    response_model=ThreadView,
+    responses=may_answer("conflict", body=True),
+)
+async def create_thread(
+    call: InCall,
+    body: Annotated[
+        ThreadRequest | None, Body(openapi_examples=example({"title": "Weekly report"}))
+    ] = None,
+) -> Response:
+    """Create a thread: a context for runs, never a lock."""
+    made = await threads.create_thread(call.service, call.principal, body or ThreadRequest())
+    return one(made, 201, {"Location": f"/v1/threads/{made.thread_id}"})
+
+
+@router.get(
+    "/threads",
+    operation_id="list_threads",
+    summary="List threads, newest first",
+    response_model=Page[ThreadView],
+    responses=may_answer(parameters=True),
+)
+async def list_threads(call: InCall, after: After = None, limit: Limit = LIMIT_DEFAULT) -> Response:
+    """Return threads."""
+    found = await threads.list_threads(
+        call.service, call.principal, after=read_id("threads", THREAD, after), limit=limit
+    )
+    return page(found.items, write_cursor("threads", found.next))
+
+
+@router.get(
+    "/threads/{thread_id}",
+    operation_id="get_thread",
+    summary="Show a thread",
+    response_model=ThreadView,
+    responses=may_answer("not_found", parameters=True),
+)
+async def get_thread(call: InCall, thread_id: str) -> Response:
+    """Return one thread."""
+    return one(await threads.get_thread(call.service, call.principal, thread_id))
+
+
+@router.get(
+    "/threads/{thread_id}/messages",
+    operation_id="list_messages",
+    summary="List a thread's messages, in order",
+    response_model=Page[Message],
+    responses=may_answer("not_found", parameters=True),
+)
+async def list_messages(
+    call: InCall, thread_id: str, after: After = None, limit: Limit = LIMIT_DEFAULT
+) -> Response:
+    """Return messages with their typed parts, each attributed."""
+    found = await messages.list_messages(
+        call.service,
+        call.principal,
+        thread_id,
+        after=read_number("messages", after) or 0,
+        limit=limit,
+    )
+    return page(found.items, write_cursor("messages", found.next))
+
+
+@router.post(
+    "/threads/{thread_id}/messages",
+    operation_id="append_message",
+    summary="Append a message",
+    status_code=201,
+    response_model=Message,
+    responses=may_answer("not_found", "conflict", body=True),
+)
+async def append_message(
+    call: InCall,
+    thread_id: str,
+    body: Annotated[
+        MessageRequest,
+        Body(
+            openapi_examples=example(
+                {"role": "user", "parts": [{"type": "text", "text": "And the week before?"}]}
+            )
+        ),
+    ],
+) -> Response:
+    """Append a message that belongs to no run; the next run of the thread sees it."""
+    made = await messages.append_message(call.service, call.principal, thread_id, body)
+    return one(made, 201)
+
+
+@router.post(
+    "/threads/{thread_id}/runs",
+    operation_id="create_thread_run",
+    summary="Start a run on a thread",
+    status_code=202,
+    response_model=Run,
+    responses=STARTED,
+)
+async def create_thread_run(
+    call: InCall,
+    thread_id: str,
+    body: Annotated[
+        ThreadRunRequest, Body(openapi_examples=example({"agent_id": "sales", **RUN_EXAMPLE}))
+    ],
+    wait: Wait = 0,
+    idempotency_key: RunKey = None,
+    accept: AcceptHeader = None,
+) -> Response:
+    """Create one run on a thread, as for an agent. Whether it waits for the thread's active run
+    or is refused is `options.multitask_strategy`."""
+    del idempotency_key  # read from the raw header, as bytes
+    return await start_run(call, body.agent_id, body, thread_id=thread_id, wait=wait, accept=accept)
+
+
+@router.get(
+    "/threads/{thread_id}/runs",
+    operation_id="list_thread_runs",
+    summary="List a thread's runs, newest first",
+    response_model=Page[Run],
+    responses=may_answer("not_found", parameters=True),
+)
+async def list_thread_runs(
+    call: InCall, thread_id: str, after: After = None, limit: Limit = LIMIT_DEFAULT
+) -> Response:
+    """Return the runs of a thread."""
+    found = await runs.list_thread_runs(
+        call.service,
+        call.principal,
+        thread_id,
+        after=read_id("thread_runs", RUN, after),
+        limit=limit,
+    )
+    return page(found.items, write_cursor("thread_runs", found.next))

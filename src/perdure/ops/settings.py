@@ -1,0 +1,290 @@
+"""What an installation can set, and where a value comes from.
+
+A flag goes before the environment (`PERDURE_*`, nested by `__`), that before `./perdure.toml` or
+else `[tool.perdure]` of `./pyproject.toml`, that before `$XDG_CONFIG_HOME/perdure/config.toml`,
+and that before the default. Units stand in the names: `_s` is seconds.
+"""
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, cast
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+from pydantic import model_validator as validates
+from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, SettingsConfigDict
+from pydantic_settings.exceptions import SettingsError
+
+from perdure.protocol.errors import Invalid
+
+DB_URL_DEFAULT = "sqlite:///.perdure/perdure.db"
+
+_SQLITE = "sqlite:///"
+_POSTGRES = ("postgresql://", "postgres://")
+_PASSWORD = re.compile(r"(?<=://)([^/@:]*):[^/@]*(?=@)")
+_PASSWORD_PARAMETER = re.compile(r"(?<=[?&]password=)[^&]*")
+
+
+def _split(value: object) -> object:
+    """Return the items of a comma-separated text, as lists stand in the environment."""
+    if not isinstance(value, str):
+        return value
+    return tuple(item.strip() for item in value.split(",") if item.strip())
+
+
+Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class DatabaseSettings(_Section):
+    """Where runs are kept."""
+
+    url: str = Field(
+        DB_URL_DEFAULT,
+        description="`sqlite:///relative/path`, `sqlite:////absolute/path` or `postgresql://…`",
+    )
+    direct_url: str | None = Field(
+        None,
+        description="with `pgbouncer`: the URL that leads to the PostgreSQL server itself",
+    )
+    pgbouncer: bool = Field(
+        False, description="`url` leads through a pooler in transaction mode; prepares nothing"
+    )
+    pool_max: int = Field(
+        8, ge=1, le=1000, description="connections at most for reading (PostgreSQL)"
+    )
+
+    @field_validator("url", "direct_url")
+    @classmethod
+    def _known_scheme(cls, value: str | None) -> str | None:
+        if value is None or value.startswith(_POSTGRES):
+            return value
+        if value.startswith(_SQLITE) and value != _SQLITE:
+            return value
+        raise ValueError("not of the form sqlite:///path or postgresql://…")
+
+    @property
+    def sqlite_path(self) -> Path | None:
+        """Return the file of a SQLite URL, None for another database."""
+        if not self.url.startswith(_SQLITE):
+            return None
+        return Path(self.url.removeprefix(_SQLITE)).expanduser()
+
+
+class ListenSettings(_Section):
+    """How the API server is reached."""
+
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: int = Field(8733, ge=0, le=65535, description="port to listen on; 0: any that is free")
+    insecure: bool = Field(
+        False, description="listen beyond loopback although there is no authentication yet"
+    )
+    allowed_hosts: Names = Field(
+        (), description="Host names accepted beside the loopback ones; `*`: any"
+    )
+    allowed_origins: Names = Field(
+        (), description="origins whose pages may send changing requests beside our own"
+    )
+    shutdown_grace_s: float = Field(
+        10.0, gt=0, le=3600, description="seconds that open requests get at shutdown"
+    )
+    access_log: bool = Field(True, description="write one log line for each request")
+
+
+class WorkerSettings(_Section):
+    """How a worker works."""
+
+    runs_max: int = Field(64, ge=1, le=10_000, description="runs held at once")
+    tool_slots_max: int = Field(128, ge=1, le=10_000, description="tool calls at once")
+    tool_timeout_s: float = Field(
+        60.0, gt=0, le=86_400, description="seconds for a tool call that declares no timeout"
+    )
+    lease_ttl_s: float = Field(
+        30.0, ge=0.5, le=3600, description="seconds after which a silent worker loses its runs"
+    )
+    heartbeat_s: float | None = Field(
+        None, gt=0, le=1200, description="seconds between renewals; unset: a third of the lease"
+    )
+    poll_interval_s: float = Field(
+        1.0,
+        gt=0,
+        le=60,
+        description="seconds between looks for work, and for events, when no signal comes",
+    )
+    drain_grace_s: float = Field(
+        20.0, ge=0, le=3600, description="seconds that held runs get at shutdown"
+    )
+
+    @validates(mode="after")
+    def _beats_in_time(self) -> Self:
+        if self.beat_s > self.lease_ttl_s / 2:
+            raise ValueError("heartbeat_s is more than half of lease_ttl_s")
+        return self
+
+    @property
+    def beat_s(self) -> float:
+        """Return the time between two renewals."""
+        return self.lease_ttl_s / 3 if self.heartbeat_s is None else self.heartbeat_s
+
+
+class LogSettings(_Section):
+    """What is logged, to stderr."""
+
+    level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="least level that is written"
+    )
+    format: Literal["auto", "console", "json"] = Field(
+        "auto", description="`auto`: console on a terminal, else one JSON object a line"
+    )
+
+
+class Settings(BaseSettings):
+    """All settings. Made by `load_settings`; made directly, it holds the defaults."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="PERDURE_", env_nested_delimiter="__", frozen=True, extra="forbid"
+    )
+
+    db: DatabaseSettings = Field(DatabaseSettings())
+    signals: Literal["auto", "local", "polled", "postgres", "off"] = Field(
+        "auto",
+        description="how processes wake each other; `auto`: `polled` on SQLite, else `postgres`; "
+        "`local`: within one process; `off`: everybody looks every `poll_interval_s`",
+    )
+    agents: Names = Field((), description="agent registries to serve, as `package.module:registry`")
+    server: ListenSettings = Field(ListenSettings())
+    worker: WorkerSettings = Field(WorkerSettings())
+    log: LogSettings = Field(LogSettings())
+
+    @classmethod
+    def settings_customise_sources(
+        cls, settings_cls: type[BaseSettings], *args: Any, **sources: Any
+    ) -> tuple[Any, ...]:
+        """Take only what is given: `load_settings` reads the sources, in one order."""
+        del settings_cls, args
+        return (sources["init_settings"],)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A place that settings come from, with what it says."""
+
+    name: str
+    values: Mapping[str, object]
+
+
+def load_settings(flags: Mapping[str, object] | None = None) -> Settings:
+    """Return the settings of this process; raise Invalid that names the source of a bad value."""
+    sources = read_sources(flags or {})
+    merged: dict[str, object] = {}
+    for source in reversed(sources):
+        merged = _merged(merged, source.values)
+    try:
+        return Settings.model_validate(merged)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        path = tuple(str(part) for part in first["loc"])
+        source = source_of(sources, path)
+        reason = first["msg"].removeprefix("Value error, ")
+        raise Invalid(f"setting {'.'.join(path)} ({source}): {reason}") from None
+
+
+def read_sources(flags: Mapping[str, object]) -> list[Source]:
+    """Return what each source says, the strongest first."""
+    return [
+        Source("flag", flags),
+        Source("environment", _environment()),
+        *_files(),
+    ]
+
+
+def source_of(sources: list[Source], path: tuple[str, ...]) -> str:
+    """Return the name of the source that a value comes from, `default` when none has it."""
+    for source in sources:
+        found: object = source.values
+        for part in path:
+            found = cast("Mapping[str, object]", found).get(part) if _is_table(found) else None
+        if found is not None:
+            return source.name
+    return "default"
+
+
+def flattened(settings: Settings) -> dict[str, object]:
+    """Return every setting by its dotted name, passwords masked."""
+    found: dict[str, object] = {}
+    for name, value in settings.model_dump(mode="json").items():
+        if _is_table(value):
+            table = cast("Mapping[str, object]", value)
+            found |= {f"{name}.{inner}": _shown(item) for inner, item in table.items()}
+        else:
+            found[name] = _shown(value)
+    return found
+
+
+def masked_url(url: str) -> str:
+    """Return a database URL without its password."""
+    return _PASSWORD_PARAMETER.sub("***", _PASSWORD.sub(r"\1:***", url))
+
+
+def _shown(value: object) -> object:
+    return masked_url(value) if isinstance(value, str) and "://" in value else value
+
+
+def _is_table(value: object) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _merged(below: Mapping[str, object], above: Mapping[str, object]) -> dict[str, object]:
+    result = dict(below)
+    for name, value in above.items():
+        old = result.get(name)
+        if _is_table(value) and _is_table(old):
+            tables = cast("tuple[Mapping[str, object], Mapping[str, object]]", (old, value))
+            result[name] = _merged(*tables)
+        elif value is not None:
+            result[name] = value
+    return result
+
+
+def _environment() -> Mapping[str, object]:
+    try:
+        return EnvSettingsSource(Settings)()
+    except SettingsError as error:
+        raise Invalid(f"environment: {error}") from None
+
+
+def _files() -> list[Source]:
+    found: list[Source] = []
+    own, project = Path("perdure.toml"), Path("pyproject.toml")
+    if (values := _read_toml(own)) is not None:
+        found.append(Source(f"./{own}", values))
+    elif (values := _read_toml(project)) is not None:
+        table: object = values.get("tool", {})
+        section = cast("Mapping[str, object]", table).get("perdure") if _is_table(table) else None
+        if _is_table(section):
+            found.append(Source(f"./{project}", cast("Mapping[str, object]", section)))
+    home = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")  # noqa: PTH111  # no home is no error
+    personal = Path(home) / "perdure" / "config.toml"
+    if (values := _read_toml(personal)) is not None:
+        found.append(Source(str(personal), values))
+    return found
+
+
+def _read_toml(path: Path) -> Mapping[str, object] | None:
+    """Return a file's content; None when there is none, or none that this user may see."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError:
+        return None
+    except UnicodeDecodeError:
+        raise Invalid(f"{path}: not UTF-8") from None
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise Invalid(f"{path}: {error}") from None

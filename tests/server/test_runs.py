@@ -1,0 +1,380 @@
+"""Runs over HTTP, from creation to the end (R-3, R-9.1)."""
+
+import json
+from collections.abc import AsyncGenerator
+
+import anyio
+import pytest
+
+from tests.server.world import World, open_world
+
+
+@pytest.fixture
+async def world() -> AsyncGenerator[World]:
+    async with open_world() as opened:
+        yield opened
+
+
+async def test_a_run_is_accepted_and_reaches_its_end(world: World) -> None:
+    answer = await world.http.post("/v1/agents/echo/run", json={"input": {"times": 2}})
+    run = answer.json()
+    assert answer.status_code == 202
+    assert answer.headers["Location"] == f"/v1/runs/{run['run_id']}"
+    done = await world.until(run["run_id"], "succeeded")
+    assert done["status"] == "COMPLETED"
+    assert done["answer"] == "done"
+    assert done["error"] is None
+    assert done["next_actions"] == []
+    assert done["waiting_on"] == "nothing"
+
+
+async def test_waiting_answers_200_with_the_result(world: World) -> None:
+    run = await world.start("echo", {"answer": {"a": [1, None]}}, wait=5)
+    assert (run["state"], run["answer"]) == ("succeeded", {"a": [1, None]})
+
+
+async def test_waiting_for_a_run_that_does_not_end_answers_202_after_the_time(
+    world: World,
+) -> None:
+    answer = await world.http.post(
+        "/v1/agents/sleeper/run", json={"input": None}, params={"wait": 0.1}
+    )
+    assert answer.status_code == 202
+    assert answer.json()["state"] not in {"succeeded", "failed"}
+
+
+@pytest.mark.parametrize("wait", ["61", "-1", "nan", "inf", "soon"])
+async def test_a_wait_out_of_bounds_is_invalid(world: World, wait: str) -> None:
+    answer = await world.http.post(f"/v1/agents/echo/run?wait={wait}", json={"input": 1})
+    assert (answer.status_code, answer.json()["field"]) == (422, "wait")
+
+
+async def test_a_planner_that_raises_ends_as_failed_with_a_code(world: World) -> None:
+    run = await world.start("broken", wait=5)
+    assert run["state"] == "failed"
+    assert run["error"]["code"] in {"RETRIES_EXHAUSTED", "INTERNAL"}
+
+
+async def test_the_same_key_returns_the_same_run(world: World) -> None:
+    body = {"input": 1, "options": {"idempotency_key": "k"}}
+    first = await world.http.post("/v1/agents/echo/run", json=body)
+    second = await world.http.post("/v1/agents/echo/run", json=body)
+    assert first.json()["run_id"] == second.json()["run_id"]
+    assert "Idempotency-Replayed" not in first.headers
+    assert second.headers["Idempotency-Replayed"] == "true"
+
+
+async def test_the_key_as_header_is_the_key_in_the_body(world: World) -> None:
+    first = await world.http.post(
+        "/v1/agents/echo/run", json={"input": 1}, headers={"Idempotency-Key": "k"}
+    )
+    second = await world.http.post(
+        "/v1/agents/echo/run", json={"input": 1, "options": {"idempotency_key": "k"}}
+    )
+    assert first.json()["run_id"] == second.json()["run_id"]
+
+
+async def test_waiting_and_the_form_of_the_answer_are_not_part_of_the_request(
+    world: World,
+) -> None:
+    key = {"Idempotency-Key": "k"}
+    first = await world.http.post("/v1/agents/echo/run", json={"input": 1}, headers=key)
+    second = await world.http.post(
+        "/v1/agents/echo/run?wait=5", json={"input": 1, "context": {}}, headers=key
+    )
+    assert second.status_code == 200
+    assert first.json()["run_id"] == second.json()["run_id"]
+
+
+async def test_fifty_equal_requests_at_once_make_one_run(world: World) -> None:
+    found: set[str] = set()
+
+    async def post() -> None:
+        answer = await world.http.post(
+            "/v1/agents/echo/run", json={"input": 1}, headers={"Idempotency-Key": "storm"}
+        )
+        found.add(answer.json()["run_id"])
+
+    async with anyio.create_task_group() as group:
+        for _ in range(50):
+            group.start_soon(post)
+    assert len(found) == 1
+    assert len((await world.get("/v1/runs"))["items"]) == 1
+
+
+async def test_another_body_under_the_key_is_refused_and_names_the_run(world: World) -> None:
+    key = {"Idempotency-Key": "k"}
+    first = await world.http.post("/v1/agents/echo/run", json={"input": 1}, headers=key)
+    second = await world.http.post("/v1/agents/echo/run", json={"input": 2}, headers=key)
+    problem = second.json()
+    assert (second.status_code, problem["code"]) == (409, "idempotency_mismatch")
+    assert problem["details"]["run_id"] == first.json()["run_id"]
+
+
+async def test_two_different_keys_in_one_request_are_malformed(world: World) -> None:
+    answer = await world.http.post(
+        "/v1/agents/echo/run",
+        json={"input": 1, "options": {"idempotency_key": "a"}},
+        headers={"Idempotency-Key": "b"},
+    )
+    assert (answer.status_code, answer.json()["code"]) == (400, "malformed")
+
+
+@pytest.mark.parametrize("key", ["", "x" * 256, "a\0b"])
+async def test_a_key_out_of_bounds_is_invalid(world: World, key: str) -> None:
+    answer = await world.http.post(
+        "/v1/agents/echo/run", json={"input": 1, "options": {"idempotency_key": key}}
+    )
+    assert (answer.status_code, answer.json()["field"]) == (422, "/options/idempotency_key")
+
+
+async def test_a_context_of_another_tenant_is_forbidden(world: World) -> None:
+    answer = await world.http.post(
+        "/v1/agents/echo/run", json={"input": 1, "context": {"tenant_id": "other"}}
+    )
+    assert (answer.status_code, answer.json()["field"]) == (403, "/context/tenant_id")
+    assert (await world.get("/v1/runs"))["items"] == []
+
+
+async def test_an_unknown_agent_or_version_is_not_found(world: World) -> None:
+    for agent, options in (("nobody", {}), ("echo", {"agent_version": "9"}), ("a\0b", {})):
+        answer = await world.http.post(
+            f"/v1/agents/{agent.replace(chr(0), '%00')}/run",
+            json={"input": 1, "options": options},
+        )
+        assert answer.status_code in {404, 422}
+
+
+async def test_an_input_against_the_agents_schema_is_invalid(world: World) -> None:
+    answer = await world.http.post("/v1/agents/publisher/run", json={"input": "text"})
+    assert (answer.status_code, answer.json()["field"]) == (422, "/input")
+
+
+async def test_a_large_input_and_answer_are_whole_when_a_run_is_shown(world: World) -> None:
+    text = "long " * 5000
+    run = await world.start("echo", {"answer": text}, wait=5)
+    assert run["answer"] == text
+    shown = await world.get(f"/v1/runs/{run['run_id']}")
+    assert shown["input"] == {"answer": text}
+    assert shown["input_ref"]["size"] > 20_000
+    listed = (await world.get("/v1/runs"))["items"][0]
+    assert listed["answer"] is None
+    assert listed["answer_ref"]["preview"].startswith('"long')
+
+
+@pytest.mark.parametrize("text", ["a\0b", "\u2028\u2029\x85", "\ufeff", "\u202e\u200b", "👩‍👩‍👧"])
+async def test_odd_text_survives_unchanged(world: World, text: str) -> None:
+    run = await world.start("echo", {"answer": text, "text": text}, wait=5)
+    assert run["answer"] == text
+    assert run["input"]["text"] == text
+    page = await world.get(f"/v1/runs/{run['run_id']}/events", limit=200)
+    action = next(event for event in page["items"] if event["type"] == "action")
+    assert action["data"]["args"]["text"] == f"{text} 0"
+
+
+async def test_lists_are_paged_by_opaque_cursors(world: World) -> None:
+    made = [(await world.start("echo"))["run_id"] for _ in range(5)]
+    seen: list[str] = []
+    after: str | None = None
+    while True:
+        query = {"limit": 2} | ({"after": after} if after else {})
+        page = await world.get("/v1/runs", **query)
+        seen += [run["run_id"] for run in page["items"]]
+        after = page["next"]
+        if after is None:
+            break
+    assert seen == made[::-1]
+
+
+async def test_a_cursor_of_another_list_is_malformed(world: World) -> None:
+    for _ in range(2):
+        await world.start("echo")
+    cursor = (await world.get("/v1/runs", limit=1))["next"]
+    for path, text in (("/v1/threads", cursor), ("/v1/runs", "zzz"), ("/v1/runs", "é")):
+        answer = await world.http.get(path, params={"after": text})
+        assert (answer.status_code, answer.json()["code"]) == (400, "malformed")
+
+
+async def test_runs_are_listed_by_filter(world: World) -> None:
+    await world.start("echo", wait=5)
+    sleeper = await world.start("sleeper")
+    page = await world.get("/v1/runs", unfinished=True)
+    assert [run["run_id"] for run in page["items"]] == [sleeper["run_id"]]
+    assert (await world.get("/v1/runs", agent_id="nobody"))["items"] == []
+    assert len((await world.get("/v1/runs", state="succeeded"))["items"]) == 1
+
+
+async def test_an_unknown_or_garbled_id_is_not_found(world: World) -> None:
+    unknown = "0" * 32
+    for path in (
+        f"/v1/runs/run_{unknown}",
+        "/v1/runs/nope",
+        f"/v1/runs/run_{unknown}/events",
+        f"/v1/runs/run_{unknown}/steps",
+        f"/v1/steps/stp_{unknown}_0",
+        "/v1/steps/x",
+        f"/v1/events/evt_{unknown}_1",
+        "/v1/events/evt_1",
+        f"/v1/tool_calls/tc_{unknown}",
+        f"/v1/checkpoints/ckp_{unknown}",
+        f"/v1/interrupts/int_{unknown}",
+        f"/v1/artifacts/art_{unknown}",
+        f"/v1/artifacts/art_{unknown}/content",
+        f"/v1/threads/thr_{unknown}",
+        f"/v1/threads/thr_{unknown}/runs",
+        "/v1/agents/nobody",
+        "/v1/agents/nobody/card",
+    ):
+        answer = await world.http.get(path)
+        assert (answer.status_code, answer.json()["code"]) == (404, "not_found"), path
+
+
+async def test_cancel_is_durable_at_once_and_idempotent(world: World) -> None:
+    run = await world.start("sleeper")
+    await world.until(run["run_id"], "planning", "executing")
+    path = f"/v1/runs/{run['run_id']}/cancel"
+    first = await world.http.post(path, json={"reason": "enough"}, params={"wait": 5})
+    assert (first.status_code, first.json()["status"]) == (200, "INTERRUPTED")
+    assert first.json()["error"]["code"] == "RUN_CANCELLED"
+    second = await world.http.post(path)
+    assert second.status_code == 200
+    assert second.json()["cancel_epoch"] == first.json()["cancel_epoch"] == 1
+
+
+async def test_cancel_and_wait_says_requested_when_nobody_stops_the_run() -> None:
+    async with open_world(works=False) as world:
+        await _register(world)
+        run = await world.start("echo")
+        held = await _hold(world)
+        assert held == run["run_id"]
+        answer = await world.http.post(f"/v1/runs/{held}/cancel", params={"wait": 0.2})
+        assert (answer.status_code, answer.json()["status"]) == (202, "CANCEL_REQUESTED")
+        assert answer.json()["cancel_epoch"] == 1
+
+
+async def _register(world: World) -> None:
+    from perdure.store.commits import AgentRegistration  # noqa: PLC0415
+
+    card = {"agent_id": "echo", "version": "1"}
+    row = AgentRegistration(agent_id="echo", version="1", card=card, digest="d")
+    await world.core.store.register([row], [])
+
+
+async def _hold(world: World) -> str:
+    from perdure.store.commits import ClaimWant  # noqa: PLC0415
+
+    want = ClaimWant(
+        worker_id="w", limit=1, lease_ttl_s=60, serves=(("echo", "1"),), runtime_version=1
+    )
+    (claimed,) = await world.core.store.claim_runs(want)
+    return claimed.row.facts.run_id
+
+
+async def test_cancel_with_rollback_is_said_to_be_unavailable(world: World) -> None:
+    run = await world.start("sleeper")
+    answer = await world.http.post(f"/v1/runs/{run['run_id']}/cancel", json={"action": "rollback"})
+    assert (answer.status_code, answer.json()["field"]) == (422, "/action")
+
+
+async def test_what_a_run_did_is_shown_object_by_object(world: World) -> None:
+    run = await world.start("echo", {"times": 2, "text": "hi"}, wait=5)
+    path = f"/v1/runs/{run['run_id']}"
+    steps = (await world.get(f"{path}/steps"))["items"]
+    assert [step["index"] for step in steps] == [0, 1, 2]
+    assert [item["kind"] for item in steps[0]["items"]] == ["tool"]
+    assert steps[0]["items"][0]["status"] == "succeeded"
+    assert await world.get(f"/v1/steps/{steps[1]['step_id']}") == steps[1]
+    calls = (await world.get(f"{path}/tool_calls"))["items"]
+    assert [(call["args"], call["output"]) for call in calls] == [
+        ({"text": "hi 0"}, "hi 0"),
+        ({"text": "hi 1"}, "hi 1"),
+    ]
+    one = await world.get(f"/v1/tool_calls/{calls[0]['tool_call_id']}")
+    assert one == calls[0]
+    assert [execution["outcome"] for execution in one["executions"]] == ["succeeded"]
+    attempts = (await world.get(f"{path}/attempts"))["items"]
+    assert [attempt["end_reason"] for attempt in attempts] == ["finished"]
+    checkpoints = (await world.get(f"{path}/checkpoints", limit=1))["items"]
+    assert await world.get(f"/v1/checkpoints/{checkpoints[0]['checkpoint_id']}") == checkpoints[0]
+    assert (await world.get(f"{path}/late_results"))["items"] == []
+    assert (await world.get(f"{path}/artifacts"))["items"] == []
+
+
+async def test_tool_calls_are_paged(world: World) -> None:
+    run = await world.start("echo", {"times": 3}, wait=5)
+    path = f"/v1/runs/{run['run_id']}/tool_calls"
+    first = await world.get(path, limit=2)
+    second = await world.get(path, limit=2, after=first["next"])
+    assert [call["step_index"] for call in first["items"] + second["items"]] == [0, 1, 2]
+    assert second["next"] is None
+
+
+async def test_discovery_lists_agents_cards_and_tools(world: World) -> None:
+    agents = (await world.get("/v1/agents"))["items"]
+    assert [agent["agent_id"] for agent in agents][:2] == ["asker", "broken"]
+    assert (await world.get("/v1/agents/echo"))["versions"] == ["1"]
+    assert (await world.get("/v1/agents/echo/card"))["tools"] == ["echo"]
+    answer = await world.http.get("/v1/agents/echo/card", params={"version": "9"})
+    assert answer.status_code == 404
+    tools = {item["name"]: item for item in (await world.get("/v1/tools"))["items"]}
+    assert tools["publish"]["side_effect"] == "write"
+    assert not tools["publish"]["sandbox_only"]
+
+
+async def test_threads_hold_messages_and_runs(world: World) -> None:
+    thread = (await world.http.post("/v1/threads", json={"title": "t"})).json()
+    path = f"/v1/threads/{thread['thread_id']}"
+    parts = [{"type": "text", "text": "before"}]
+    message = await world.http.post(f"{path}/messages", json={"parts": parts})
+    assert message.status_code == 201
+    run = await world.http.post(
+        f"{path}/runs?wait=5", json={"agent_id": "echo", "input": {"answer": "after"}}
+    )
+    assert run.json()["thread_id"] == thread["thread_id"]
+    found = (await world.get(f"{path}/messages"))["items"]
+    assert [item["role"] for item in found] == ["user", "user", "assistant"]
+    assert found[2]["parts"] == [{"type": "text", "text": "after"}]
+    assert [item["run_id"] for item in (await world.get(f"{path}/runs"))["items"]] == [
+        run.json()["run_id"]
+    ]
+    first = await world.get(f"{path}/messages", limit=1)
+    assert (await world.get(f"{path}/messages", after=first["next"]))["items"] == found[1:]
+    assert (await world.get(path))["last_position"] == 3
+
+
+async def test_the_metrics_tell_what_waits(world: World) -> None:
+    await world.start("asker")
+    await world.start("echo", wait=5)
+    await anyio.sleep(0.05)
+    text = (await world.http.get("/metrics")).text
+    assert "perdure_open_interrupts 1.0" in text
+    assert 'perdure_runs{state="waiting_human"} 1.0' in text
+    assert 'route="/v1/agents/{agent_id}/run"' in text
+
+
+async def test_the_trace_of_the_caller_is_the_runs(world: World) -> None:
+    trace = "0af7651916cd43dd8448eb211c80319c"
+    answer = await world.http.post(
+        "/v1/agents/echo/run",
+        json={"input": 1},
+        headers={"traceparent": f"00-{trace}-b7ad6b7169203331-01"},
+    )
+    assert answer.json()["trace_id"] == trace
+
+
+async def test_events_in_pages_are_a_strict_json_document(world: World) -> None:
+    run = await world.start("echo", {"times": 3}, wait=5)
+    answer = await world.http.get(
+        f"/v1/runs/{run['run_id']}/events?limit=4", headers={"Accept": "application/json"}
+    )
+    page = json.loads(answer.content)
+    assert [event["seq"] for event in page["items"]] == [1, 2, 3, 4]
+    assert page["next"] == 4
+    assert page["last_seq"] == run["last_seq"]
+    first = page["items"][0]
+    assert (first["type"], first["data"]["state"], first["data"]["status"]) == (
+        "state",
+        "pending",
+        "QUEUED",
+    )
+    assert await world.get(f"/v1/events/{first['event_id']}") == first

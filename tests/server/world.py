@@ -1,0 +1,251 @@
+"""A whole installation in one process for the tests of this folder: store, worker, HTTP server."""
+
+import random
+import socket
+import time
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import anyio
+import httpx2
+import uuid_utils
+from starlette.types import ASGIApp
+
+from perdure.agents.catalog import AgentRegistry, Catalog, loop_agent
+from perdure.agents.loop.scripted import ScriptedPlanner
+from perdure.bindings import native
+from perdure.control.policy import DefaultPolicy
+from perdure.engine.context import PlannerContext
+from perdure.engine.core import Core, EngineSettings
+from perdure.engine.directory import AgentDirectory
+from perdure.engine.heartbeat import LoopHeartbeat
+from perdure.engine.ports import ToolGrant
+from perdure.engine.worker import Worker
+from perdure.protocol.base import from_micros
+from perdure.protocol.decisions import Ask, CallTools, Decision, Finish, Sleep, ToolRequest
+from perdure.protocol.ids import make_id
+from perdure.protocol.states import InterruptKind
+from perdure.server.app import create_app
+from perdure.server.serve import Server, make_server
+from perdure.server.settings import ServerSettings
+from perdure.server.stopping import Stopping
+from perdure.service.base import Service
+from perdure.signals.local import LocalSignals
+from perdure.store.memory import MemoryDatabase
+from perdure.telemetry.metrics import Metrics
+from perdure.testing.sse_client import SseClient
+from perdure.tools.decorator import tool
+from perdure.tools.runner import LocalToolRunner
+
+
+class SystemClock:
+    """The machine's clock."""
+
+    def now(self) -> datetime:
+        return from_micros(time.time_ns() // 1000)
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+
+class SystemIds:
+    """Fresh UUIDv7 ids."""
+
+    def new(self, prefix: str) -> str:
+        return make_id(prefix, UUID(bytes=uuid_utils.uuid7().bytes))
+
+
+@tool(trusted=True)
+def echo(text: str) -> str:
+    """Return the text."""
+    return text
+
+
+@tool(trusted=True, side_effect="write", idempotent=True, timeout_s=5, compensation="none")
+def publish(title: str, copies: int = 1) -> str:
+    """Publish a report."""
+    return f"{title} x{copies}"
+
+
+def _calls(name: str, **args: Any) -> CallTools:
+    return CallTools(calls=(ToolRequest(tool=name, args=args, call_id="c1"),))
+
+
+def _echoes(context: PlannerContext) -> Decision:
+    """Echo the input as often as it says, then finish with it."""
+    wish = context.input if isinstance(context.input, dict) else {"times": 1}
+    times = wish.get("times", 1)
+    if context.step_index < (times if isinstance(times, int) else 1):
+        return _calls("echo", text=f"{wish.get('text', 'hello')} {context.step_index}")
+    return Finish(answer=wish.get("answer", "done"))
+
+
+def _raises(context: PlannerContext) -> Decision:
+    if context.step_index == 0:
+        return _calls("echo", text="one")
+    raise RuntimeError("a fault of the planner")
+
+
+AGENTS = (
+    loop_agent("echo", "1", ScriptedPlanner(_echoes), tools=["echo"]),
+    loop_agent(
+        "publisher",
+        "1",
+        ScriptedPlanner([_calls("publish", title="Q1"), Finish(answer="published")]),
+        tools=["publish"],
+        input_schema={"type": "object"},
+    ),
+    loop_agent(
+        "asker",
+        "1",
+        ScriptedPlanner(
+            [
+                Ask(title="Which region?", key="region", answer_schema={"type": "string"}),
+                Finish(answer="thanks"),
+            ]
+        ),
+    ),
+    loop_agent(
+        "login", "1", ScriptedPlanner([Ask(ask=InterruptKind.AUTH, title="Sign in"), Finish()])
+    ),
+    loop_agent("sleeper", "1", ScriptedPlanner([Sleep(duration="PT1H"), Finish()])),  # pyright: ignore[reportArgumentType]  # pydantic reads it
+    loop_agent("broken", "1", ScriptedPlanner(_raises), tools=["echo"]),
+    loop_agent(
+        "double",
+        "1",
+        ScriptedPlanner(
+            [
+                CallTools(
+                    calls=(
+                        ToolRequest(tool="publish", args={"title": "a"}),
+                        ToolRequest(tool="publish", args={"title": "b"}),
+                    )
+                ),
+                Finish(answer="both"),
+            ]
+        ),
+        tools=[ToolGrant(name="publish")],
+    ),
+)
+
+
+@dataclass(slots=True)
+class World:
+    """What tests look at."""
+
+    core: Core
+    app: ASGIApp
+    service: Service
+    settings: ServerSettings
+    stopping: Stopping
+    metrics: Metrics
+    http: httpx2.AsyncClient
+    server: Server | None = None
+
+    @property
+    def port(self) -> int:
+        """The port of the server that really listens."""
+        return self.settings.port
+
+    async def start(self, agent: str, body: object = None, **query: Any) -> dict[str, Any]:
+        """Start a run and return it."""
+        request = {"input": body}
+        answer = await self.http.post(f"/v1/agents/{agent}/run", json=request, params=query)
+        assert answer.status_code in {200, 202}, answer.text
+        return answer.json()
+
+    async def get(self, path: str, **query: Any) -> Any:
+        """Return the body of a GET that succeeds."""
+        answer = await self.http.get(path, params=query, headers={"Accept": "application/json"})
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    async def until(self, run_id: str, *states: str) -> dict[str, Any]:
+        """Return the run once it is in one of the states."""
+        with anyio.fail_after(5):
+            while True:
+                run = await self.get(f"/v1/runs/{run_id}")
+                if run["state"] in states:
+                    return run
+                await anyio.sleep(0.005)
+
+    def events_of(self, run_id: str) -> SseClient:
+        """Return a client of the run's stream on the real socket."""
+        return SseClient("127.0.0.1", self.port, f"/v1/runs/{run_id}/events")
+
+
+def free_port() -> int:
+    """Return a port below the ephemeral range that nobody listens on."""
+    chance = random.SystemRandom()
+    while True:
+        port = chance.randrange(21_000, 32_000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+
+
+@asynccontextmanager
+async def open_world(
+    *, serve: bool = False, works: bool = True, **settings: Any
+) -> AsyncGenerator[World]:
+    """Open an installation: with a worker unless `works` is False, on a socket with `serve`."""
+    registry = AgentRegistry()
+    registry.add(*AGENTS)
+    registry.add_tool(echo, publish)
+    catalog = Catalog([registry])
+    clock = SystemClock()
+    async with AsyncExitStack() as stack:
+        database = await stack.enter_async_context(MemoryDatabase())
+        signals = await stack.enter_async_context(LocalSignals())
+        runner = await stack.enter_async_context(LocalToolRunner(catalog.tools, inline=True))
+        core = Core(
+            store=database.store,
+            reader=database.reader,
+            signals=signals,
+            clock=clock,
+            ids=SystemIds(),
+            chance=random.Random(1),  # noqa: S311  # jitter only
+            directory=AgentDirectory(database.reader, clock),
+            settings=EngineSettings(poll_interval_s=0.05, maintenance_interval_s=0.05),
+        )
+        made = ServerSettings(port=free_port() if serve else 8420, **settings)
+        stopping, metrics, service = Stopping(), Metrics(), Service(core=core)
+        app = create_app(
+            service, made, routers=native.routers(), stopping=stopping, metrics=metrics
+        )
+        transport = httpx2.ASGITransport(app=app)
+        url = f"http://127.0.0.1:{made.port}"
+        http = await stack.enter_async_context(
+            httpx2.AsyncClient(base_url=url, transport=None if serve else transport)
+        )
+        world = World(core, app, service, made, stopping, metrics, http)
+        group = await stack.enter_async_context(anyio.create_task_group())
+        worker = Worker(
+            core=core,
+            catalog=catalog,
+            tools=runner,
+            policy=DefaultPolicy(),
+            heartbeat=LoopHeartbeat(core),
+        )
+        if works:
+            await group.start(worker.run)
+        if serve:
+            world.server = make_server(app, made, stopping)
+            group.start_soon(world.server.serve)
+            with anyio.fail_after(5):
+                while not world.server.started:
+                    await anyio.sleep(0.01)
+        yield world
+        if world.server is not None:
+            world.server.stop_streams()
+            world.server.should_exit = True
+        worker.drain()
+        if not works:
+            group.cancel_scope.cancel()
