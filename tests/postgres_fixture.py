@@ -6,7 +6,8 @@ connections behind.
 """
 
 import itertools
-from collections.abc import Generator, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import anyio
 import asyncpg
@@ -56,7 +57,7 @@ def postgres_shared(postgres: LocalPostgres) -> str:
 def postgres_dsn(postgres: LocalPostgres, postgres_shared: str) -> str:
     """The DSN of an empty, migrated database."""
     dsn = postgres.dsn_of(postgres_shared)
-    anyio.run(_execute, dsn, _EMPTY)
+    _run(_execute, dsn, _EMPTY)
     return dsn
 
 
@@ -64,7 +65,7 @@ def postgres_dsn(postgres: LocalPostgres, postgres_shared: str) -> str:
 def postgres_own_dsn(postgres: LocalPostgres, postgres_template: str) -> Iterator[str]:
     """The DSN of an empty, migrated database that goes with the test."""
     name = f"perdure_{next(_numbers)}"
-    anyio.run(_execute, postgres.dsn, f'CREATE DATABASE "{name}" TEMPLATE "{postgres_template}"')
+    _run(_execute, postgres.dsn, f'CREATE DATABASE "{name}" TEMPLATE "{postgres_template}"')
     yield postgres.dsn_of(name)
     postgres.drop_database(name)
 
@@ -76,7 +77,7 @@ def _migrated(postgres: LocalPostgres, name: str) -> str:
         async with PostgresDatabase(dsn):
             pass
 
-    anyio.run(migrate)
+    _run(migrate)
     return name
 
 
@@ -86,3 +87,9 @@ async def _execute(dsn: str, statement: str) -> None:
         await connection.execute(statement)
     finally:
         await connection.close()
+
+
+def _run(work: Callable[..., Awaitable[None]], *args: str) -> None:
+    """Run it on a loop of its own, also while the test's loop stands in this thread."""
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(anyio.run, work, *args).result()

@@ -1,5 +1,6 @@
 """Agents and tools of a process, and the references that name them in the settings."""
 
+import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -136,7 +137,8 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder = tmp_path / "shop_agents"
     folder.mkdir()
     (folder / "__init__.py").write_text("", encoding="utf-8")
-    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    importlib.invalidate_caches()
     yield folder
     for name in [name for name in sys.modules if name.startswith("shop_agents")]:
         del sys.modules[name]

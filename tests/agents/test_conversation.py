@@ -26,13 +26,13 @@ from perdure.protocol.messages import (
 from perdure.protocol.states import ToolCallStatus
 from tests.agents.contexts import AT, context_of, facts_of, illegalities
 
-FEW = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+FEW = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 text = st.text('ab é漢\u2028\n"\\{', max_size=6)
 json_values: st.SearchStrategy[JsonValue] = st.recursive(
     st.none() | st.booleans() | st.integers(-5, 5) | text,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(text, inner, max_size=3),
-    max_leaves=4,
+    max_leaves=2,
 )
 failures = st.builds(
     Failure,
@@ -83,11 +83,11 @@ histories = st.lists(
         Turn,
         step_index=st.just(0),
         text=text,
-        calls=st.lists(calls, max_size=3),
-        asks=st.lists(asks, max_size=2),
-        notes=st.lists(failures, max_size=2),
+        calls=st.lists(calls, max_size=2),
+        asks=st.lists(asks, max_size=1),
+        notes=st.lists(failures, max_size=1),
     ),
-    max_size=6,
+    max_size=4,
 ).map(lambda turns: [numbered(index, turn) for index, turn in enumerate(turns)])
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import anyio
 import pytest
+from anyio.lowlevel import checkpoint
 
 from perdure.agents.loop.isolated import IsolatedPlanner, PlannerBroken
 from perdure.engine.context import PlannerContext
@@ -69,7 +70,7 @@ async def test_a_bare_function_is_a_planner_and_a_dict_of_the_right_form_a_decis
 async def test_the_planners_own_failure_passes_through(code: UserCode) -> None:
     failure = Failure(code=FailureCode.CONTEXT_OVERFLOW, reason="too long")
 
-    async def decide(_: PlannerContext) -> Decision:
+    def decide(_: PlannerContext) -> Decision:
         raise PlannerFailure(failure, retry_after_s=3)
 
     with pytest.raises(PlannerFailure) as caught:
@@ -86,6 +87,7 @@ async def test_whatever_it_raises_is_a_fault_of_the_agents_code(
         raise error
 
     async def decide_later(_: PlannerContext) -> Decision:
+        await checkpoint()
         raise error
 
     with pytest.raises(PlannerBroken, match=type(error).__name__):

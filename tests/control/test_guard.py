@@ -4,6 +4,7 @@ import threading
 from typing import Any, cast
 
 import pytest
+from anyio.lowlevel import checkpoint
 from pydantic import JsonValue
 
 from perdure.control.guard import GuardedPolicy
@@ -37,6 +38,7 @@ def wanting_nothing() -> str:
 
 
 async def asynchronous(*_: Any) -> str:
+    await checkpoint()
     return "allow"
 
 

@@ -253,7 +253,7 @@ async def test_cancel_and_wait_says_requested_when_nobody_stops_the_run() -> Non
 
 
 async def _register(world: World) -> None:
-    from perdure.store.commits import AgentRegistration  # noqa: PLC0415
+    from perdure.store.commits import AgentRegistration
 
     card = {"agent_id": "echo", "version": "1"}
     row = AgentRegistration(agent_id="echo", version="1", card=card, digest="d")
@@ -261,7 +261,7 @@ async def _register(world: World) -> None:
 
 
 async def _hold(world: World) -> str:
-    from perdure.store.commits import ClaimWant  # noqa: PLC0415
+    from perdure.store.commits import ClaimWant
 
     want = ClaimWant(
         worker_id="w", limit=1, lease_ttl_s=60, serves=(("echo", "1"),), runtime_version=1

@@ -13,7 +13,8 @@ from uuid import UUID
 import anyio
 import httpx2
 import uuid_utils
-from starlette.types import ASGIApp
+from fastapi import FastAPI
+from prometheus_client import Counter, Gauge
 
 from perdure.agents.catalog import AgentRegistry, Catalog, loop_agent
 from perdure.agents.loop.scripted import ScriptedPlanner
@@ -27,7 +28,8 @@ from perdure.engine.ports import ToolGrant
 from perdure.engine.worker import Worker
 from perdure.protocol.base import from_micros
 from perdure.protocol.decisions import Ask, CallTools, Decision, Finish, Sleep, ToolRequest
-from perdure.protocol.ids import make_id
+from perdure.protocol.events import CustomEvent, NewEvent
+from perdure.protocol.ids import COMMIT, make_id
 from perdure.protocol.states import InterruptKind
 from perdure.server.app import create_app
 from perdure.server.serve import Server, make_server
@@ -35,6 +37,7 @@ from perdure.server.settings import ServerSettings
 from perdure.server.stopping import Stopping
 from perdure.service.base import Service
 from perdure.signals.local import LocalSignals
+from perdure.store.commits import Commit, Committed, Guard, HotUpdate
 from perdure.store.memory import MemoryDatabase
 from perdure.telemetry.metrics import Metrics
 from perdure.testing.sse_client import SseClient
@@ -138,7 +141,7 @@ class World:
     """What tests look at."""
 
     core: Core
-    app: ASGIApp
+    app: FastAPI
     service: Service
     settings: ServerSettings
     stopping: Stopping
@@ -173,9 +176,36 @@ class World:
                     return run
                 await anyio.sleep(0.005)
 
+    async def add_event(self, run_id: str, text: str) -> None:
+        """Append an event of some size to a run that nobody holds."""
+        row = await self.core.reader.find_run(None, run_id)
+        assert row is not None
+        hot = row.hot
+        data = CustomEvent(name="text", value=text)
+        commit = Commit(
+            run_id=run_id,
+            commit_id=self.core.ids.new(COMMIT),
+            guard=Guard(
+                token=None,
+                epoch=hot.cancel_epoch,
+                from_state=hot.state,
+                expected_seq=hot.last_seq,
+                any_holder=True,
+            ),
+            hot=HotUpdate(state=hot.state, step_index=hot.step_index, faults=hot.faults),
+            events=(NewEvent(data=data, step_index=hot.step_index),),
+        )
+        (result,) = await self.core.store.commit([commit])
+        assert isinstance(result, Committed), result
+
     def events_of(self, run_id: str) -> SseClient:
         """Return a client of the run's stream on the real socket."""
         return SseClient("127.0.0.1", self.port, f"/v1/runs/{run_id}/events")
+
+
+def value_of(metric: Counter | Gauge) -> float:
+    """Return the value of a metric without labels."""
+    return next(iter(next(iter(metric.collect())).samples)).value
 
 
 def free_port() -> int:

@@ -9,7 +9,8 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 
 from pydantic import BaseModel, Field, JsonValue, ValidationError
 
@@ -133,7 +134,7 @@ class _NoAnswer:
 class _Question:
     body: Callable[[], object]
     answered: threading.Event
-    answer: object = None
+    answer: object = field(default_factory=lambda: _NoAnswer("ended without an answer"))
 
 
 class _Bench:
@@ -170,8 +171,13 @@ class _Bench:
 
 def _answer_all(questions: "queue.SimpleQueue[_Question | None]") -> None:
     while (question := questions.get()) is not None:
-        try:
-            question.answer = question.body()
-        except BaseException as error:  # noqa: BLE001 (a hook may raise anything, its exit included)
-            question.answer = _NoAnswer(f"raised {type(error).__name__}")
+        with suppress(BaseException):  # a hook may raise anything, its exit included
+            question.answer = _answered(question.body)
         question.answered.set()
+
+
+def _answered(body: Callable[[], object]) -> object:
+    try:
+        return body()
+    except Exception as error:  # noqa: BLE001 (whatever a hook raises means deny)
+        return _NoAnswer(f"raised {type(error).__name__}")

@@ -12,7 +12,7 @@ import anyio
 from perdure.engine.core import Core
 from perdure.protocol.errors import PerdureError
 from perdure.protocol.states import TERMINAL
-from perdure.signals.ports import QUEUE_TOPIC, run_topic
+from perdure.signals.ports import QUEUE_TOPIC, end_topic, run_topic
 from perdure.store.commits import Commit, CommitResult, Committed
 
 
@@ -87,5 +87,8 @@ class Committer:
 def announce(core: Core, commit: Commit) -> None:
     """Wake those who follow the run, and workers when something became claimable."""
     core.signals.publish(run_topic(commit.run_id))
-    if commit.ready_in_s == 0 or commit.hot.state in TERMINAL:
+    if commit.hot.state in TERMINAL:
+        core.signals.publish(end_topic(commit.run_id))
+        core.signals.publish(QUEUE_TOPIC)
+    elif commit.ready_in_s == 0:
         core.signals.publish(QUEUE_TOPIC)

@@ -12,8 +12,9 @@ import anyio
 from perdure.engine.core import Core
 from perdure.protocol.errors import HistoryReset, NotFound
 from perdure.protocol.events import RecordedEvent
+from perdure.protocol.runs import RunRow
 from perdure.protocol.states import TERMINAL
-from perdure.signals.ports import Wakeup, run_topic
+from perdure.signals.ports import Wakeup, end_topic, run_topic
 
 
 class Cursor:
@@ -71,3 +72,18 @@ async def follow(core: Core, run_id: str, after: int) -> AsyncGenerator[Cursor]:
         raise HistoryReset("the cursor is beyond the log", details={"last_seq": row.hot.last_seq})
     async with core.signals.subscribe(run_topic(run_id)) as wakeup:
         yield Cursor(core, run_id, after, wakeup)
+
+
+async def wait_for_end(core: Core, run_id: str, wait_s: float) -> RunRow:
+    """Return the run once it is terminal, or as it stands after `wait_s`. Raises NotFound."""
+    give_up = core.clock.monotonic() + wait_s
+    async with core.signals.subscribe(end_topic(run_id)) as wakeup:
+        while True:
+            row = await core.reader.find_run(None, run_id)
+            if row is None:
+                raise NotFound("no such run", field="run_id")
+            left = give_up - core.clock.monotonic()
+            if row.hot.state in TERMINAL or left <= 0:
+                return row
+            with anyio.move_on_after(min(left, core.settings.poll_interval_s)):
+                await wakeup.wait()

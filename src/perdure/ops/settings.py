@@ -11,12 +11,13 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, cast
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 from pydantic import model_validator as validates
 from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, SettingsConfigDict
 from pydantic_settings.exceptions import SettingsError
+from typing_extensions import TypeIs
 
 from perdure.protocol.errors import Invalid
 
@@ -46,18 +47,19 @@ class DatabaseSettings(_Section):
     """Where runs are kept."""
 
     url: str = Field(
-        DB_URL_DEFAULT,
+        default=DB_URL_DEFAULT,
         description="`sqlite:///relative/path`, `sqlite:////absolute/path` or `postgresql://…`",
     )
     direct_url: str | None = Field(
-        None,
+        default=None,
         description="with `pgbouncer`: the URL that leads to the PostgreSQL server itself",
     )
     pgbouncer: bool = Field(
-        False, description="`url` leads through a pooler in transaction mode; prepares nothing"
+        default=False,
+        description="`url` leads through a pooler in transaction mode; prepares nothing",
     )
     pool_max: int = Field(
-        8, ge=1, le=1000, description="connections at most for reading (PostgreSQL)"
+        default=8, ge=1, le=1000, description="connections at most for reading (PostgreSQL)"
     )
 
     @field_validator("url", "direct_url")
@@ -80,45 +82,56 @@ class DatabaseSettings(_Section):
 class ListenSettings(_Section):
     """How the API server is reached."""
 
-    host: str = Field("127.0.0.1", description="address to listen on")
-    port: int = Field(8733, ge=0, le=65535, description="port to listen on; 0: any that is free")
+    host: str = Field(default="127.0.0.1", description="address to listen on")
+    port: int = Field(
+        default=8733, ge=0, le=65535, description="port to listen on; 0: any that is free"
+    )
     insecure: bool = Field(
-        False, description="listen beyond loopback although there is no authentication yet"
+        default=False, description="listen beyond loopback although there is no authentication yet"
     )
     allowed_hosts: Names = Field(
-        (), description="Host names accepted beside the loopback ones; `*`: any"
+        default=(), description="Host names accepted beside the loopback ones; `*`: any"
     )
     allowed_origins: Names = Field(
-        (), description="origins whose pages may send changing requests beside our own"
+        default=(), description="origins whose pages may send changing requests beside our own"
     )
     shutdown_grace_s: float = Field(
-        10.0, gt=0, le=3600, description="seconds that open requests get at shutdown"
+        default=10.0, gt=0, le=3600, description="seconds that open requests get at shutdown"
     )
-    access_log: bool = Field(True, description="write one log line for each request")
+    access_log: bool = Field(default=True, description="write one log line for each request")
 
 
 class WorkerSettings(_Section):
     """How a worker works."""
 
-    runs_max: int = Field(64, ge=1, le=10_000, description="runs held at once")
-    tool_slots_max: int = Field(128, ge=1, le=10_000, description="tool calls at once")
+    runs_max: int = Field(default=64, ge=1, le=10_000, description="runs held at once")
+    tool_slots_max: int = Field(default=128, ge=1, le=10_000, description="tool calls at once")
     tool_timeout_s: float = Field(
-        60.0, gt=0, le=86_400, description="seconds for a tool call that declares no timeout"
+        default=60.0,
+        gt=0,
+        le=86_400,
+        description="seconds for a tool call that declares no timeout",
     )
     lease_ttl_s: float = Field(
-        30.0, ge=0.5, le=3600, description="seconds after which a silent worker loses its runs"
+        default=30.0,
+        ge=0.5,
+        le=3600,
+        description="seconds after which a silent worker loses its runs",
     )
     heartbeat_s: float | None = Field(
-        None, gt=0, le=1200, description="seconds between renewals; unset: a third of the lease"
+        default=None,
+        gt=0,
+        le=1200,
+        description="seconds between renewals; unset: a third of the lease",
     )
     poll_interval_s: float = Field(
-        1.0,
+        default=1.0,
         gt=0,
         le=60,
         description="seconds between looks for work, and for events, when no signal comes",
     )
     drain_grace_s: float = Field(
-        20.0, ge=0, le=3600, description="seconds that held runs get at shutdown"
+        default=20.0, ge=0, le=3600, description="seconds that held runs get at shutdown"
     )
 
     @validates(mode="after")
@@ -137,10 +150,10 @@ class LogSettings(_Section):
     """What is logged, to stderr."""
 
     level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="least level that is written"
+        default="info", description="least level that is written"
     )
     format: Literal["auto", "console", "json"] = Field(
-        "auto", description="`auto`: console on a terminal, else one JSON object a line"
+        default="auto", description="`auto`: console on a terminal, else one JSON object a line"
     )
 
 
@@ -151,16 +164,18 @@ class Settings(BaseSettings):
         env_prefix="PERDURE_", env_nested_delimiter="__", frozen=True, extra="forbid"
     )
 
-    db: DatabaseSettings = Field(DatabaseSettings())
+    db: DatabaseSettings = Field(default=DatabaseSettings())
     signals: Literal["auto", "local", "polled", "postgres", "off"] = Field(
-        "auto",
+        default="auto",
         description="how processes wake each other; `auto`: `polled` on SQLite, else `postgres`; "
         "`local`: within one process; `off`: everybody looks every `poll_interval_s`",
     )
-    agents: Names = Field((), description="agent registries to serve, as `package.module:registry`")
-    server: ListenSettings = Field(ListenSettings())
-    worker: WorkerSettings = Field(WorkerSettings())
-    log: LogSettings = Field(LogSettings())
+    agents: Names = Field(
+        default=(), description="agent registries to serve, as `package.module:registry`"
+    )
+    server: ListenSettings = Field(default=ListenSettings())
+    worker: WorkerSettings = Field(default=WorkerSettings())
+    log: LogSettings = Field(default=LogSettings())
 
     @classmethod
     def settings_customise_sources(
@@ -209,7 +224,7 @@ def source_of(sources: list[Source], path: tuple[str, ...]) -> str:
     for source in sources:
         found: object = source.values
         for part in path:
-            found = cast("Mapping[str, object]", found).get(part) if _is_table(found) else None
+            found = found.get(part) if _is_table(found) else None
         if found is not None:
             return source.name
     return "default"
@@ -220,8 +235,7 @@ def flattened(settings: Settings) -> dict[str, object]:
     found: dict[str, object] = {}
     for name, value in settings.model_dump(mode="json").items():
         if _is_table(value):
-            table = cast("Mapping[str, object]", value)
-            found |= {f"{name}.{inner}": _shown(item) for inner, item in table.items()}
+            found |= {f"{name}.{inner}": _shown(item) for inner, item in value.items()}
         else:
             found[name] = _shown(value)
     return found
@@ -236,7 +250,7 @@ def _shown(value: object) -> object:
     return masked_url(value) if isinstance(value, str) and "://" in value else value
 
 
-def _is_table(value: object) -> bool:
+def _is_table(value: object) -> TypeIs[Mapping[str, object]]:
     return isinstance(value, Mapping)
 
 
@@ -245,8 +259,7 @@ def _merged(below: Mapping[str, object], above: Mapping[str, object]) -> dict[st
     for name, value in above.items():
         old = result.get(name)
         if _is_table(value) and _is_table(old):
-            tables = cast("tuple[Mapping[str, object], Mapping[str, object]]", (old, value))
-            result[name] = _merged(*tables)
+            result[name] = _merged(old, value)
         elif value is not None:
             result[name] = value
     return result
@@ -266,9 +279,9 @@ def _files() -> list[Source]:
         found.append(Source(f"./{own}", values))
     elif (values := _read_toml(project)) is not None:
         table: object = values.get("tool", {})
-        section = cast("Mapping[str, object]", table).get("perdure") if _is_table(table) else None
+        section = table.get("perdure") if _is_table(table) else None
         if _is_table(section):
-            found.append(Source(f"./{project}", cast("Mapping[str, object]", section)))
+            found.append(Source(f"./{project}", section))
     home = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")  # noqa: PTH111  # no home is no error
     personal = Path(home) / "perdure" / "config.toml"
     if (values := _read_toml(personal)) is not None:

@@ -82,7 +82,7 @@ class RunOptions(Model):
     multitask_strategy: str = Field(default="enqueue", pattern="^(enqueue|reject)$")
     agent_version: str | None = Field(default=None, min_length=1, max_length=50)
     loop_limit: int = Field(
-        5, ge=1, le=1000, description="same tool and arguments, in a row or not"
+        default=5, ge=1, le=1000, description="same tool and arguments, in a row or not"
     )
     corrections_max: int = Field(default=3, ge=0, le=100, description="invalid calls in a row")
     metadata: Metadata = Field(default_factory=dict[str, JsonValue])

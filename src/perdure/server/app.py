@@ -87,7 +87,8 @@ def create_app(
         docs_routes(),
         *routers,
     ):
-        app.include_router(router)
+        # the routes themselves, not `include_router`, which builds each of them a second time
+        app.router.routes.extend(router.routes)
     install_openapi(app)
     _add_door(app, service, settings, metrics)
     return app

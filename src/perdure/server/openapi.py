@@ -22,6 +22,9 @@ _EXAMPLE: dict[str, Any] = {
     "next_actions": [],
 }
 
+_REFERENCE = "#/components/schemas/{model}"
+_PROBLEM = {"$ref": _REFERENCE.format(model="Problem")}
+
 _ALWAYS = ("malformed", "forbidden", "internal", "unavailable")
 _WITH_BODY = ("too_large", "unsupported_media", "invalid", "store_full")
 
@@ -41,7 +44,7 @@ def _grouped(codes: Iterable[str]) -> Responses:
     return {
         status: {
             "description": "Problem: " + ", ".join(f"`{code}`" for code in found),
-            "model": Problem,
+            "content": {MEDIA_TYPE: {"schema": _PROBLEM, **_example(status)}},
         }
         for status, found in sorted(by_status.items(), key=lambda item: str(item[0]))
     }
@@ -62,26 +65,27 @@ def install_openapi(app: FastAPI) -> None:
 
 
 def _correct(schema: dict[str, Any]) -> None:
-    """Give problems their media type; drop the framework's own validation error."""
+    """Name the problem's schema; replace the framework's own validation error by it."""
     paths = cast("Mapping[str, Mapping[str, dict[str, Any]]]", schema["paths"])
     for operations in paths.values():
         for operation in operations.values():
-            for status, response in operation["responses"].items():
-                _correct_response(status, response)
-    components = schema.get("components", {}).get("schemas", {})
+            operation["responses"] = dict(sorted(operation["responses"].items()))
+            for response in operation["responses"].values():
+                _correct_response(response)
+    components = schema.setdefault("components", {}).setdefault("schemas", {})
     for name in ("HTTPValidationError", "ValidationError"):
         components.pop(name, None)
+    problem = Problem.model_json_schema(ref_template=_REFERENCE)
+    components.update(problem.pop("$defs"))
+    components["Problem"] = problem
 
 
-def _correct_response(status: str, response: dict[str, Any]) -> None:
-    content = response.get("content", {})
-    found = content.get("application/json", {}).get("schema", {})
-    reference = found.get("$ref", "")
-    if reference.endswith("/HTTPValidationError"):
+def _correct_response(response: dict[str, Any]) -> None:
+    found = response.get("content", {}).get("application/json", {}).get("schema", {})
+    if found.get("$ref", "").endswith("/HTTPValidationError"):
         response["description"] = "Problem: `invalid`"
-        found = {"$ref": "#/components/schemas/Problem"}
-    elif not reference.endswith("/Problem"):
-        return
-    response["content"] = {
-        MEDIA_TYPE: {"schema": found, **({"example": _EXAMPLE} if status == "404" else {})}
-    }
+        response["content"] = {MEDIA_TYPE: {"schema": _PROBLEM}}
+
+
+def _example(status: int | str) -> dict[str, Any]:
+    return {"example": _EXAMPLE} if status == 404 else {}

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pydantic import Field, JsonValue
 
 from perdure.engine.cancel import cancel_run as engine_cancel
-from perdure.engine.feed import follow
+from perdure.engine.feed import wait_for_end
 from perdure.engine.submit import RunOrder, submit_run
 from perdure.protocol.base import Model
 from perdure.protocol.codec import digest
@@ -179,17 +179,8 @@ async def wait_for_run(service: Service, principal: Principal, run_id: str, seco
     """
     row = await own_run(service, principal, run_id)
     if row.hot.state not in TERMINAL and seconds > 0:
-        await _until_terminal(service, row, min(seconds, WAIT_SECONDS_MAX))
-        row = await own_run(service, principal, run_id)
+        row = await wait_for_end(service.core, run_id, min(seconds, WAIT_SECONDS_MAX))
     return await view_of(service, row, whole=True)
-
-
-async def _until_terminal(service: Service, row: RunRow, seconds: float) -> None:
-    clock = service.core.clock.monotonic
-    end = clock() + seconds
-    async with follow(service.core, row.facts.run_id, row.hot.last_seq) as cursor:
-        while not cursor.ended and (left := end - clock()) > 0:
-            await cursor.read(wait_s=left)
 
 
 async def cancel_run(

@@ -19,6 +19,11 @@ def run_topic(run_id: str) -> str:
     return f"run:{run_id}"
 
 
+def end_topic(run_id: str) -> str:
+    """Return the topic that is published once, when a run has ended."""
+    return f"end:{run_id}"
+
+
 class Wakeup(Protocol):
     """One subscriber's bell."""
 

@@ -140,6 +140,12 @@ class SseStream:
     _ready: list[SseEvent] = field(default_factory=list[SseEvent])
     _is_over: bool = False
     _has_ended: bool = False
+    _returned_id: str | None = None
+
+    @property
+    def last_event_id(self) -> str:
+        """The place to go on from: of the last event returned, or a later one without data."""
+        return self.parser.last_event_id if not self._ready else self._returned_id or ""
 
     async def next(self) -> SseEvent | None:
         """Return the next event; None after the terminal one; raise StreamInterrupted."""
@@ -150,6 +156,7 @@ class SseStream:
                 raise StreamInterrupted(self.parser.last_event_id, clean=self.is_clean)
             await self._read()
         event = self._ready.pop(0)
+        self._returned_id = event.id
         self._has_ended = self._has_ended or event.is_end
         return event
 
@@ -223,12 +230,14 @@ class SseClient:
             await socket.send(self._request())
             status, headers, rest = await _read_head(socket)
             parser = SseParser(last_event_id=self.last_event_id)
-            stream = SseStream(socket, parser, status, headers, cut_after)
+            stream = SseStream(
+                socket, parser, status, headers, cut_after, _returned_id=self.last_event_id
+            )
             stream._wire += rest  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # made here
             try:
                 yield stream
             finally:
-                self.last_event_id = parser.last_event_id
+                self.last_event_id = stream.last_event_id
 
     def _request(self) -> bytes:
         headers = {

@@ -9,7 +9,5 @@ from perdure.bindings.native import agents, artifacts, history, interrupts, runs
 
 def routers() -> Sequence[APIRouter]:
     """Return the routers of this binding, for `perdure.server.app.create_app`."""
-    made = APIRouter(prefix="/v1")
-    for module in (agents, threads, runs, history, interrupts, artifacts):
-        made.include_router(module.router)
-    return [made]
+    modules = (agents, threads, runs, history, interrupts, artifacts)
+    return [module.router for module in modules]

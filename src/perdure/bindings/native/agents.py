@@ -12,7 +12,7 @@ from perdure.server.openapi import may_answer
 from perdure.service import agents, tools
 from perdure.service.views import Page, ToolView
 
-router = APIRouter(route_class=StrictRoute, tags=["discovery"])
+router = APIRouter(prefix="/v1", route_class=StrictRoute, tags=["discovery"])
 
 
 @router.get(

@@ -14,7 +14,7 @@ from perdure.server.paging import LIMIT_DEFAULT, After, Limit, read_id, write_cu
 from perdure.service import artifacts
 from perdure.service.views import ArtifactView, Page
 
-router = APIRouter(route_class=StrictRoute, tags=["artifacts"])
+router = APIRouter(prefix="/v1", route_class=StrictRoute, tags=["artifacts"])
 
 _MEDIA_TYPE = re.compile(r"[A-Za-z0-9!#$&^_.+-]{1,100}/[A-Za-z0-9!#$&^_.+-]{1,100}")
 _ANY_BYTES = "application/octet-stream"

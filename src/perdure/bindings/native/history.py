@@ -38,7 +38,7 @@ from perdure.service.views import (
     ToolCallView,
 )
 
-router = APIRouter(route_class=StrictRoute, tags=["history"])
+router = APIRouter(prefix="/v1", route_class=StrictRoute, tags=["history"])
 
 
 @router.get(

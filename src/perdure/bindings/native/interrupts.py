@@ -16,7 +16,7 @@ from perdure.service import interrupts
 from perdure.service.interrupts import Answered, AnswerRequest
 from perdure.service.views import InterruptView, Page
 
-router = APIRouter(route_class=StrictRoute, tags=["interrupts"])
+router = APIRouter(prefix="/v1", route_class=StrictRoute, tags=["interrupts"])
 
 AnswerBody = Annotated[
     AnswerRequest,

@@ -20,7 +20,7 @@ from perdure.service import runs
 from perdure.service.runs import RunRequest
 from perdure.service.views import Page
 
-router = APIRouter(route_class=StrictRoute, tags=["runs"])
+router = APIRouter(prefix="/v1", route_class=StrictRoute, tags=["runs"])
 
 
 class CancelRequest(Model):

@@ -21,7 +21,7 @@ from perdure.service.runs import RunRequest
 from perdure.service.threads import ThreadRequest
 from perdure.service.views import Page, ThreadView
 
-router = APIRouter(route_class=StrictRoute, tags=["threads"])
+router = APIRouter(prefix="/v1", route_class=StrictRoute, tags=["threads"])
 
 
 class ThreadRunRequest(RunRequest):

@@ -201,7 +201,7 @@ class LateContract(Contract):
         held = await claimed(store)
         row, call = await with_call(store, reader, held.row)
         clock.advance(3)
-        late = late_result(call, output={"n": 1})
+        late = replace(late_result(call, output={"n": 1}), step_index=4)
         assert await store.record_late(late)
         assert not await store.record_late(replace(late, output="another"))
         last = (await history(reader, call.run_id))[-1]
@@ -214,7 +214,7 @@ class LateContract(Contract):
             output={"n": 1},
             external_ref="ref-9",
         )
-        assert (last.seq, last.at) == (row.hot.last_seq + 1, clock())
+        assert (last.seq, last.at, last.step_index) == (row.hot.last_seq + 1, clock(), 4)
         [found] = await reader.list_late(call.run_id)
         assert (found.tool_call_id, found.execution, found.run_id) == (
             call.tool_call_id,

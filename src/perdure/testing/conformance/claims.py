@@ -87,7 +87,7 @@ class ClaimContract(Contract):
     async def test_a_larger_priority_comes_first_then_who_came_first(
         self, store: Store, clock: FakeClock
     ) -> None:
-        low, early, late, high = (new_run(priority=number) for number in (-1, 0, 0, 5))
+        low, late, early, high = (new_run(priority=number) for number in (-1, 0, 0, 5))
         for new in (low, early, late, high):
             await store.insert_run(new)
             clock.advance(1)

@@ -178,14 +178,13 @@ class LeaseContract(Contract):
     async def test_the_longest_expired_are_taken_first_up_to_the_limit(
         self, store: Store, clock: FakeClock
     ) -> None:
-        new = [new_run() for _ in range(3)]
-        for one in reversed(new):
-            await claimed(store, one)
-            clock.advance(1)
+        held = [await claimed(store) for _ in range(3)]
+        for place, ttl_s in ((0, 20.0), (1, 30.0), (2, 10.0)):
+            await store.renew_leases(WORKER, [lease_of(held[place])], ttl_s)
         clock.advance(TTL_S)
         first = await store.requeue_expired(2)
-        assert [one.run_id for one in first] == [new[2].run_id, new[1].run_id]
-        assert [one.run_id for one in await store.requeue_expired(2)] == [new[0].run_id]
+        assert [one.run_id for one in first] == [held[2].row.facts.run_id, held[0].row.facts.run_id]
+        assert [one.run_id for one in await store.requeue_expired(2)] == [held[1].row.facts.run_id]
 
     async def test_a_run_that_is_handed_back_is_claimable_at_once(
         self, store: Store, reader: Reader, clock: FakeClock

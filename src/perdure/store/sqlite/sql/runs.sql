@@ -113,13 +113,15 @@ ORDER BY run_id DESC
 LIMIT ?8;
 
 -- name: list_unfinished_runs
-SELECT * FROM run_rows
+-- CROSS JOIN keeps the order of the tables: few runs are unfinished among all that are kept.
+SELECT r.*
+FROM run_state AS u CROSS JOIN run_rows AS r ON r.run_id = u.run_id
 WHERE
-    run_id < ?1 AND (?2 IS NULL OR tenant_id = ?2)
-    AND (?3 IS NULL OR state = ?3) AND (?4 IS NULL OR agent_id = ?4)
-    AND (?5 IS NULL OR thread_id = ?5) AND (?6 IS NULL OR parent_run_id = ?6)
-    AND (?7 OR TRUE) AND finished_at IS NULL
-ORDER BY run_id DESC
+    u.run_id < ?1 AND u.finished_at IS NULL AND (?2 IS NULL OR r.tenant_id = ?2)
+    AND (?3 IS NULL OR u.state = ?3) AND (?4 IS NULL OR r.agent_id = ?4)
+    AND (?5 IS NULL OR r.thread_id = ?5) AND (?6 IS NULL OR r.parent_run_id = ?6)
+    AND (?7 OR TRUE)
+ORDER BY u.run_id DESC
 LIMIT ?8;
 
 -- name: count_states

@@ -1,0 +1,148 @@
+"""`perdure interrupts`: what waits for people, and answering it."""
+
+from typing import Annotated
+
+import typer
+from pydantic import JsonValue
+
+from perdure.cli.options import LIMIT_DEFAULT, After, Db, Json, Limit, json_of, on_service
+from perdure.ops.output import (
+    json_text,
+    note,
+    print_fields,
+    print_json,
+    print_table,
+)
+from perdure.protocol.states import Answer, InterruptStatus
+from perdure.service import interrupts as service_interrupts
+from perdure.service.base import Service, Slice
+from perdure.service.interrupts import Answered, AnswerRequest
+from perdure.service.principal import LOCAL
+from perdure.service.views import InterruptView
+
+app = typer.Typer()
+
+
+@app.command("list")
+def list_(
+    run: Annotated[
+        str | None, typer.Option("--run", help="Only those of this run.", show_default=False)
+    ] = None,
+    all_: Annotated[
+        bool, typer.Option("--all", help="Answered, expired and cancelled ones too.")
+    ] = False,
+    limit: Limit = LIMIT_DEFAULT,
+    after: After = None,
+    db: Db = None,
+    json: Json = False,
+) -> None:
+    """List what waits for an answer, oldest first."""
+
+    async def work(service: Service) -> Slice[InterruptView]:
+        return await service_interrupts.list_interrupts(
+            service,
+            LOCAL,
+            status=None if all_ else InterruptStatus.PENDING,
+            run_id=run,
+            after=after,
+            limit=limit,
+        )
+
+    found = on_service(db, work)
+    if json:
+        print_json({"items": found.items, "next": found.next})
+        return
+    print_table(
+        ("INTERRUPT", "RUN", "KIND", "STATUS", "ASKS"),
+        [
+            (item.interrupt_id, item.run_id, item.kind, item.status, _asks(item))
+            for item in found.items
+        ],
+    )
+    if found.next:
+        note(f"more: --after {found.next}")
+
+
+@app.command()
+def resolve(
+    interrupt: Annotated[str, typer.Argument(metavar="ID", help="Id of the interrupt.")],
+    approve: Annotated[bool, typer.Option("--approve", help="Let the call run as asked.")] = False,
+    reject: Annotated[bool, typer.Option("--reject", help="Do not let it run.")] = False,
+    edit: Annotated[
+        str | None,
+        typer.Option(
+            "--edit", metavar="JSON", help="Let it run with these arguments.", show_default=False
+        ),
+    ] = None,
+    respond: Annotated[
+        str | None,
+        typer.Option("--respond", metavar="JSON", help="Answer with a value.", show_default=False),
+    ] = None,
+    happened: Annotated[
+        str | None,
+        typer.Option(
+            "--happened", metavar="REF", help="It took effect, under this id.", show_default=False
+        ),
+    ] = None,
+    retry: Annotated[bool, typer.Option("--retry", help="Run it again.")] = False,
+    skip: Annotated[
+        bool, typer.Option("--skip", help="Go on without knowing what became of it.")
+    ] = False,
+    reason: Annotated[
+        str | None, typer.Option("--reason", help="Why; kept in the log.", show_default=False)
+    ] = None,
+    db: Db = None,
+    json: Json = False,
+) -> None:
+    """Answer an interrupt, with exactly one of the answers.
+
+    Approvals take approve, edit, respond and reject; questions respond and reject; calls whose
+    outcome is not known happened, retry and skip. JSON may be text, @file, or - for stdin.
+    """
+    answers = {
+        Answer.APPROVE: approve,
+        Answer.REJECT: reject,
+        Answer.EDIT: edit is not None,
+        Answer.RESPOND: respond is not None,
+        Answer.HAPPENED: happened is not None,
+        Answer.RETRY: retry,
+        Answer.SKIP: skip,
+    }
+    given = [answer for answer, is_given in answers.items() if is_given]
+    if len(given) != 1:
+        names = ", ".join(f"--{answer}" for answer in answers)
+        raise typer.BadParameter(f"give exactly one of {names}")
+    request = AnswerRequest(
+        answer=given[0],
+        args=None if edit is None else json_of(edit, "--edit"),
+        value=None if respond is None else json_of(respond, "--respond"),
+        external_ref=happened,
+        reason=reason,
+    )
+
+    async def work(service: Service) -> Answered:
+        return await service_interrupts.resolve(service, LOCAL, interrupt, request)
+
+    answered = on_service(db, work)
+    view = answered.interrupt
+    if json:
+        print_json({"interrupt": view, "replayed": answered.replayed})
+        return
+    print_fields(
+        [
+            ("interrupt", view.interrupt_id),
+            ("run", view.run_id),
+            ("status", view.status),
+            ("answer", view.answer),
+            ("by", view.answered_by),
+        ]
+    )
+    if answered.replayed:
+        note("the same answer was given before")
+
+
+def _asks(item: InterruptView) -> str:
+    if item.action is not None:
+        args: JsonValue = item.action.args
+        return f"{item.action.tool}({json_text(args)})"
+    return item.title

@@ -1,0 +1,111 @@
+"""Options that several commands share, and opening what they work on."""
+
+import logging
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+from pydantic import JsonValue
+
+from perdure.ops.exits import run_async
+from perdure.ops.settings import Settings, load_settings
+from perdure.protocol.codec import parse_strict
+from perdure.protocol.errors import PerdureError
+from perdure.runtime import open_service
+from perdure.service.base import PAGE_LIMIT_DEFAULT, PAGE_LIMIT_MAX, Service
+from perdure.telemetry.logs import configure_logs
+
+T = TypeVar("T")
+
+Db = Annotated[
+    str | None,
+    typer.Option(
+        "--db",
+        metavar="URL",
+        help="Database: sqlite:///path or postgresql://…; PERDURE_DB__URL says the same.",
+        show_default=False,
+    ),
+]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document with sorted keys instead of text.")
+]
+Agents = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--agents",
+        metavar="MODULE:REGISTRY",
+        help="Agents to serve; may be given several times.",
+        show_default=False,
+    ),
+]
+Limit = Annotated[
+    int, typer.Option("--limit", min=1, max=PAGE_LIMIT_MAX, help="How many to list at most.")
+]
+After = Annotated[
+    str | None,
+    typer.Option(
+        "--after",
+        metavar="ID",
+        help="Go on behind this id, the `next` of a page.",
+        show_default=False,
+    ),
+]
+
+LIMIT_DEFAULT = PAGE_LIMIT_DEFAULT
+
+
+def settings_of(
+    db: str | None = None,
+    *,
+    agents: list[str] | None = None,
+    server: dict[str, object] | None = None,
+) -> Settings:
+    """Return the settings with these flags on top, and send logs to stderr as they say."""
+    settings = load_settings(
+        {
+            "db": {"url": db} if db else None,
+            "agents": tuple(agents) if agents else None,
+            "server": {name: value for name, value in (server or {}).items() if value is not None},
+        }
+    )
+    configure_logs(settings.log.level, settings.log.format)
+    return settings
+
+
+def on_service(db: str | None, work: Callable[[Service], Awaitable[T]]) -> T:
+    """Run work on the use cases over the database, in a loop of its own."""
+    settings = settings_of(db)
+    logging.getLogger().setLevel(logging.WARNING)  # a short command has nothing to report
+
+    async def body() -> T:
+        async with open_service(settings) as service:
+            return await work(service)
+
+    return run_async(body)
+
+
+def find_modules_here() -> None:
+    """Let agents be imported from the current folder, behind everything that is installed."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)
+
+
+def json_of(text: str, option: str) -> JsonValue:
+    """Return the value of a JSON option: the text, `@file`, or `-` for stdin; exit code 2 if not.
+
+    Raises BadParameter for text that is not JSON, with what is wrong.
+    """
+    try:
+        if text == "-":
+            return parse_strict(sys.stdin.buffer.read())
+        if text.startswith("@"):
+            return parse_strict(Path(text[1:]).read_bytes())
+        return parse_strict(text.encode("utf-8", "surrogateescape"))
+    except OSError as error:
+        raise typer.BadParameter(f"{option}: {text[1:]}: {error.strerror}") from None
+    except PerdureError as error:
+        message = error.message.replace("the body", "the value")
+        raise typer.BadParameter(f"{option}: {message}") from None

@@ -1,0 +1,206 @@
+"""`perdure runs`: list, show, events, cancel."""
+
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from perdure.cli.options import LIMIT_DEFAULT, After, Db, Json, Limit, on_service
+from perdure.ops.output import (
+    note,
+    print_fields,
+    print_json,
+    print_line,
+    print_table,
+)
+from perdure.ops.timeline import line_of
+from perdure.protocol.base import format_time
+from perdure.protocol.codec import decode
+from perdure.protocol.runs import Run
+from perdure.protocol.states import CancelAction, RunState
+from perdure.service import runs as service_runs
+from perdure.service.base import Service, Slice
+from perdure.service.events import EncodedEvent, as_view, follow_run, read_page, starting_point
+from perdure.service.principal import LOCAL
+from perdure.service.tool_calls import list_tool_calls
+from perdure.service.views import ToolCallView
+
+app = typer.Typer()
+
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Id of the run.")]
+
+_PAGE = 200
+
+TakeEvent = Callable[[EncodedEvent], None]
+
+
+@app.command("list")
+def list_(
+    state: Annotated[
+        RunState | None,
+        typer.Option("--state", help="Only runs in this state.", show_default=False),
+    ] = None,
+    agent: Annotated[
+        str | None, typer.Option("--agent", help="Only runs of this agent.", show_default=False)
+    ] = None,
+    thread: Annotated[
+        str | None, typer.Option("--thread", help="Only runs of this thread.", show_default=False)
+    ] = None,
+    unfinished: Annotated[
+        bool, typer.Option("--unfinished", help="Only runs that have not ended.")
+    ] = False,
+    limit: Limit = LIMIT_DEFAULT,
+    after: After = None,
+    db: Db = None,
+    json: Json = False,
+) -> None:
+    """List runs, newest first."""
+
+    async def work(service: Service) -> Slice[Run]:
+        return await service_runs.list_runs(
+            service,
+            LOCAL,
+            state=state,
+            agent_id=agent,
+            thread_id=thread,
+            unfinished=unfinished,
+            after=after,
+            limit=limit,
+        )
+
+    found = on_service(db, work)
+    if json:
+        print_json({"items": found.items, "next": found.next})
+        return
+    print_table(
+        ("RUN", "AGENT", "STATUS", "STEPS", "CREATED"),
+        [
+            (run.run_id, run.agent_id, run.status, run.step_index, format_time(run.created_at))
+            for run in found.items
+        ],
+    )
+    if found.next:
+        note(f"more: --after {found.next}")
+
+
+@app.command()
+def show(run: RunArgument, db: Db = None, json: Json = False) -> None:
+    """Show a run with its answer or failure, and its tool calls."""
+
+    async def work(service: Service) -> tuple[Run, list[ToolCallView]]:
+        found = await service_runs.get_run(service, LOCAL, run)
+        calls = await list_tool_calls(service, LOCAL, run, after=None, limit=_PAGE)
+        return found, calls.items
+
+    found, calls = on_service(db, work)
+    if json:
+        print_json(found)
+        return
+    print_fields(fields_of_run(found))
+    if calls:
+        print_line("")
+        print_table(
+            ("STEP", "TOOL", "STATUS", "EXECUTIONS", "CALL"),
+            [
+                (call.step_index, call.tool, call.status, len(call.executions), call.tool_call_id)
+                for call in calls
+            ],
+        )
+
+
+@app.command()
+def events(
+    run: RunArgument,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on as events come, until the run ends.")
+    ] = False,
+    after: Annotated[int, typer.Option("--after", min=0, help="Begin behind this seq.")] = 0,
+    jsonl: Annotated[
+        bool, typer.Option("--jsonl", help="Print one JSON object a line, as in the API.")
+    ] = False,
+    db: Db = None,
+    json: Json = False,
+) -> None:
+    """Print the events of a run, in order."""
+    if json and follow:
+        raise typer.BadParameter("--json prints one document: use --jsonl to follow")
+    collected: list[EncodedEvent] = []
+    take = collected.append if json else _print_raw if jsonl else _print_event
+    read = _follow if follow else _read
+
+    async def work(service: Service) -> None:
+        await read(service, run, after, take)
+
+    on_service(db, work)
+    if json:
+        print_json([decode(event.body) for event in collected])
+
+
+async def _follow(service: Service, run_id: str, after: int, take: TakeEvent) -> None:
+    start = await starting_point(service, LOCAL, run_id, after)
+    async with follow_run(service, start) as feed:
+        while not feed.ended:
+            for event in await feed.read(wait_s=5.0, limit=_PAGE):
+                take(event)
+
+
+async def _read(service: Service, run_id: str, after: int, take: TakeEvent) -> None:
+    seq: int | None = after
+    while seq is not None:
+        page = await read_page(service, LOCAL, run_id, after=seq, limit=_PAGE)
+        for event in page.events:
+            take(event)
+        seq = page.next if page.events else None
+
+
+@app.command()
+def cancel(
+    run: RunArgument,
+    reason: Annotated[
+        str | None, typer.Option("--reason", help="Why; kept in the log.", show_default=False)
+    ] = None,
+    db: Db = None,
+    json: Json = False,
+) -> None:
+    """Ask a run to stop. It ends at once when no worker holds it, else in a moment."""
+
+    async def work(service: Service) -> Run:
+        return await service_runs.cancel_run(
+            service, LOCAL, run, action=CancelAction.INTERRUPT, reason=reason, source="cli"
+        )
+
+    found = on_service(db, work)
+    if json:
+        print_json(found)
+    else:
+        print_fields([("run", found.run_id), ("status", found.status)])
+
+
+def fields_of_run(run: Run) -> list[tuple[str, object]]:
+    """Return what a person wants to know of a run."""
+    failure = None if run.error is None else f"{run.error.code}: {run.error.reason}"
+    return [
+        ("run", run.run_id),
+        ("agent", f"{run.agent_id} {run.agent_version}"),
+        ("status", run.status),
+        ("state", run.state),
+        ("waits for", None if run.waiting_on == "nothing" else run.waiting_on),
+        ("interrupts", ", ".join(run.open_interrupts)),
+        ("steps", run.step_index),
+        ("attempts", run.attempt),
+        ("created", format_time(run.created_at)),
+        ("finished", None if run.finished_at is None else format_time(run.finished_at)),
+        ("failure", failure),
+        ("answer", run.answer),
+    ]
+
+
+def _print_raw(event: EncodedEvent) -> None:
+    print_line(event.body.decode())
+
+
+def _print_event(event: EncodedEvent) -> None:
+    view = as_view(event)
+    line = line_of(view)
+    if line:
+        print_line(f"{event.seq:>5}  {format_time(view.time)}  {line}")

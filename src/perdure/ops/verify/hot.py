@@ -1,0 +1,81 @@
+"""The hot row against the rows beside it: what it counts, and what will wake the run."""
+
+from perdure.ops.verify.checks import Found, rule
+from perdure.ops.verify.record import RunRecord
+from perdure.protocol.states import ParkedOn, RunState, StepStatus, is_open
+from perdure.store.commits import TimerKind
+
+_ENDED = frozenset({StepStatus.SUCCEEDED, StepStatus.FAILED, StepStatus.CANCELLED})
+
+
+@rule("H1", "The counts on the run's row are those of the rows beside it.")
+def counts_agree(record: RunRecord) -> Found:
+    counted = {
+        "open_calls": (
+            record.hot.open_calls,
+            sum(is_open(call.status) for call in record.calls),
+        ),
+        "open_interrupts": (record.hot.open_interrupts, len(record.pending)),
+        "open_children": (record.hot.open_children, 0),
+        "step_index": (
+            record.hot.step_index,
+            sum(step.status in _ENDED for step in record.steps),
+        ),
+    }
+    for name, (told, real) in counted.items():
+        if told != real:
+            yield "run", f"{name} is {told}, there are {real}"
+
+
+@rule(
+    "H4",
+    "A run that goes on has a deadline timer exactly when its row has a deadline, an expiry timer "
+    "for each pending interrupt that expires, and no others but a closing timer.",
+)
+def timers_agree(record: RunRecord) -> Found:
+    if record.is_over:
+        return
+    found = {(timer.kind, timer.ref) for timer in record.timers}
+    found.discard((TimerKind.CLOSE, None))
+    wanted: set[tuple[TimerKind, str | None]] = {
+        (TimerKind.EXPIRY, row.interrupt_id) for row in record.pending if row.expires_at is not None
+    }
+    if record.hot.deadline_at is not None:
+        wanted.add((TimerKind.DEADLINE, None))
+    for kind, ref in sorted(found - wanted, key=str):
+        yield "run", f"a {kind} timer of {ref} is left"
+    for kind, ref in sorted(wanted - found, key=str):
+        yield "run", f"the {kind} timer of {ref} is missing"
+
+
+@rule(
+    "L6",
+    "A run that goes on has exactly one thing that moves it: a holder, an entry in `ready`, a "
+    "person who is asked, the run before it in its thread, a closing timer, or an operator.",
+)
+def one_waker(record: RunRecord) -> Found:
+    if record.is_over:
+        return
+    wakers = _wakers(record)
+    if len(wakers) != 1:
+        yield "run", f"it is moved by {', '.join(wakers) or 'nothing'}"
+
+
+def _wakers(record: RunRecord) -> list[str]:
+    hot = record.hot
+    closing = any(timer.kind is TimerKind.CLOSE for timer in record.timers)
+    asked = hot.state is RunState.WAITING_HUMAN and bool(record.pending)
+    active = record.thread.active_run_id if record.thread is not None else None
+    found = {
+        "its holder": hot.lease_owner is not None,
+        "an entry in ready": record.is_ready,
+        "a closing timer": closing,
+        "a person": asked and hot.parked_on is not ParkedOn.CLOSING,
+        "the run before it in its thread": hot.parked_on is ParkedOn.THREAD
+        and active not in {None, record.facts.run_id},
+        "an operator": hot.parked_on is ParkedOn.REPAIR,
+    }
+    return [name for name, moves in found.items() if moves]
+
+
+RULES = (counts_agree, timers_agree, one_waker)

@@ -1,0 +1,139 @@
+"""Threads: their messages, and that their runs take turns."""
+
+from collections import Counter
+from dataclasses import dataclass
+from datetime import datetime
+
+from perdure.ops.verify.checks import Found, rule
+from perdure.ops.verify.load import LOOKS_MAX, PAGE, pages
+from perdure.protocol.records import MessageRow, ThreadRow
+from perdure.protocol.runs import RunRow
+from perdure.protocol.states import RunState
+from perdure.store.ports import Reader, RunFilter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """What a thread's checks keep of one of its runs."""
+
+    run_id: str
+    is_root: bool
+    state: RunState
+    started_at: datetime | None
+    finished_at: datetime | None
+    terminal_seq: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """What a thread's checks keep of one of its messages."""
+
+    message_id: str
+    tenant_id: str
+    position: int
+    run_id: str | None
+    seq: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThreadRecord:
+    """A thread with its runs and its messages in order."""
+
+    thread: ThreadRow
+    runs: list[Turn]
+    messages: list[Mark]
+
+
+async def settled_thread(reader: Reader, tenant_id: str, thread_id: str) -> ThreadRecord | None:
+    """Return a thread as of one moment; None when there is none or it moved at every look."""
+    for _ in range(LOOKS_MAX):
+        thread = await reader.find_thread(tenant_id, thread_id)
+        if thread is None:
+            return None
+        record = ThreadRecord(
+            thread=thread,
+            messages=await _messages(reader, thread_id),
+            runs=await _runs(reader, tenant_id, thread_id),
+        )
+        again = await reader.find_thread(tenant_id, thread_id)
+        if again == thread:
+            return record
+    return None
+
+
+async def _messages(reader: Reader, thread_id: str) -> list[Mark]:
+    async def read(after: int) -> list[MessageRow]:
+        return await reader.list_messages(thread_id, after=after, limit=PAGE)
+
+    return [
+        Mark(
+            message_id=row.message_id,
+            tenant_id=row.tenant_id,
+            position=row.position,
+            run_id=row.run_id,
+            seq=row.seq,
+        )
+        async for row in pages(read, -1, lambda row: row.position)
+    ]
+
+
+async def _runs(reader: Reader, tenant_id: str, thread_id: str) -> list[Turn]:
+    async def read(after: str | None) -> list[RunRow]:
+        where = RunFilter(thread_id=thread_id)
+        return await reader.list_runs(tenant_id, where, after=after, limit=PAGE)
+
+    return [
+        Turn(
+            run_id=row.facts.run_id,
+            is_root=row.facts.parent_run_id is None,
+            state=row.hot.state,
+            started_at=row.hot.started_at,
+            finished_at=row.hot.finished_at,
+            terminal_seq=row.hot.terminal_seq,
+        )
+        async for row in pages(read, None, lambda row: str(row.facts.run_id))
+    ]
+
+
+@rule("I37", "The root runs of a thread do not overlap in time.", scope="thread")
+def runs_take_turns(record: ThreadRecord) -> Found:
+    started = [
+        (run.started_at, run) for run in record.runs if run.is_root and run.started_at is not None
+    ]
+    started.sort(key=lambda item: item[0])
+    before: Turn | None = None
+    for at, run in started:
+        if before is not None and (before.finished_at is None or at < before.finished_at):
+            yield run.run_id, f"it began before {before.run_id} was over"
+        if before is None or before.finished_at is not None:
+            before = run
+
+
+@rule(
+    "M1",
+    "A thread's messages are of its tenant and numbered from 1 without gap up to its last "
+    "position; each run has one input message and, when it succeeded, one answer at its end.",
+    scope="thread",
+)
+def messages_in_order(record: ThreadRecord) -> Found:
+    thread = record.thread
+    for expected, message in enumerate(record.messages, start=1):
+        if message.position != expected:
+            yield message.message_id, f"it stands at {message.position}, {expected} was to come"
+            break
+        if message.tenant_id != thread.tenant_id:
+            yield message.message_id, f"it is of {message.tenant_id}"
+    if record.messages and record.messages[-1].position != thread.last_position:
+        last = record.messages[-1].position
+        yield thread.thread_id, f"its last position is {thread.last_position}, its messages' {last}"
+    inputs = Counter(message.run_id for message in record.messages if message.seq is None)
+    answers = {(message.run_id, message.seq) for message in record.messages}
+    for run in record.runs:
+        if inputs[run.run_id] != 1:
+            yield run.run_id, f"it has {inputs[run.run_id]} input messages"
+        answered = run.state is not RunState.SUCCEEDED or (run.run_id, run.terminal_seq) in answers
+        if not answered:
+            yield run.run_id, "it succeeded, and its answer is no message of the thread"
+
+
+RULES = (runs_take_turns, messages_in_order)
