@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import anyio
+import anyio.to_thread
 import uuid_utils
-from anyio import to_thread
 
 from perdure.agents.catalog import Catalog, load_catalog
 from perdure.control.policy import DefaultPolicy
@@ -122,7 +122,7 @@ async def database_status(settings: Settings) -> SchemaState:
     """Return how the database's schema stands to this code, without changing anything."""
     path = settings.db.sqlite_path
     if path is not None:
-        return await to_thread.run_sync(read_schema_state, path)
+        return await anyio.to_thread.run_sync(read_schema_state, path)
     try:
         from perdure.store.postgres.status import read_schema_state as read_postgres
     except ModuleNotFoundError as error:
@@ -242,7 +242,9 @@ async def _work(
     task_status: anyio.abc.TaskStatus[None],
 ) -> None:
     try:
-        await worker.run(task_status=task_status)
+        async with anyio.create_task_group() as group:
+            await group.start(worker.run)
+            task_status.started()
     finally:
         drained.set()
 

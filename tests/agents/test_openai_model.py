@@ -226,14 +226,17 @@ async def test_a_request_ends_at_its_whole_timeout_however_lively_the_stream_is(
 async def test_progress_starts_the_idle_time_again() -> None:
     async def slow(exchange: stub.Exchange) -> None:
         await exchange.open()
-        for _ in range(12):
+        for _ in range(8):
             await exchange.send(stub.chunk({"reasoning_content": "hm"}))
-            await anyio.sleep(0.02)
+            await anyio.sleep(0.08)
         await exchange.send(stub.chunk({"content": "done"}))
         await exchange.send(stub.chunk(finish="stop"))
         await exchange.done()
 
-    assert (await ask(slow, idle_s=0.2)).text == "done"
+    async with model_at(stub.reply("warm"), slow) as (model, _):
+        await model.complete(ModelRequest(messages=HELLO))
+        reply = await model.complete(ModelRequest(messages=HELLO, idle_s=0.5))
+    assert reply.text == "done"
 
 
 @pytest.mark.parametrize(

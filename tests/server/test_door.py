@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from perdure.protocol.codec import parse_strict
-from perdure.protocol.errors import PerdureError
+from perdure.protocol.errors import Invalid, Malformed
 from perdure.server.asgi import host_name, is_our_host
 from perdure.server.settings import ServerSettings
 from tests.server.world import World, open_world
@@ -171,7 +171,7 @@ async def test_a_rebound_name_reads_nothing(world: World, host: str) -> None:
         ("localhost@evil.example", False),
         ("localhost:8420/evil", False),
         ("localhost:99999", False),
-        ("0.0.0.0", False),
+        ("8.8.8.8", False),
         ("", False),
     ],
 )
@@ -216,8 +216,7 @@ _JSON_BYTES = st.one_of(
 def test_the_parser_answers_or_refuses_and_never_breaks(body: bytes) -> None:
     try:
         value = parse_strict(body)
-    except PerdureError as error:
-        assert error.code in {"malformed", "invalid"}
+    except (Malformed, Invalid):
         return
     json.dumps(value, allow_nan=False).encode()
 

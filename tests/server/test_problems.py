@@ -5,6 +5,8 @@ from pathlib import Path
 
 import httpx2
 import pytest
+from starlette.requests import Request
+from starlette.responses import Response
 
 from perdure.protocol import errors
 from perdure.protocol.errors import PerdureError, Unavailable
@@ -39,10 +41,10 @@ async def test_an_unknown_error_shows_nothing_and_is_logged_once(
 ) -> None:
     async with open_world(works=False) as world:
 
-        async def fail() -> None:
+        async def fail(_: Request) -> Response:
             raise RuntimeError("password is hunter2")
 
-        world.app.router.add_route("/fail", lambda _: fail())  # pyright: ignore
+        world.app.router.add_route("/fail", fail)
         with caplog.at_level(logging.ERROR):
             answer = await world.http.get("/fail")
     assert (answer.status_code, answer.json()["code"]) == (500, "internal")
@@ -52,13 +54,13 @@ async def test_an_unknown_error_shows_nothing_and_is_logged_once(
     assert logged[0].__dict__["request_id"] in answer.json()["instance"]
 
 
-async def test_a_store_that_is_away_asks_to_come_again() -> None:
+async def test_a_store_that_is_away_asks_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
     async with open_world(works=False) as world:
 
         async def away() -> None:
             raise Unavailable("the store does not answer")
 
-        world.core.reader.ping = away  # pyright: ignore
+        monkeypatch.setattr(world.core.reader, "ping", away)
         answer = await world.http.get("/readyz")
         assert (answer.status_code, answer.json()["code"]) == (503, "unavailable")
         assert answer.headers["Retry-After"] == "1"

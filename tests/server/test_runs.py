@@ -5,7 +5,9 @@ from collections.abc import AsyncGenerator
 
 import anyio
 import pytest
+from pydantic import JsonValue
 
+from perdure.store.commits import AgentRegistration, ClaimWant
 from tests.server.world import World, open_world
 
 
@@ -253,15 +255,13 @@ async def test_cancel_and_wait_says_requested_when_nobody_stops_the_run() -> Non
 
 
 async def _register(world: World) -> None:
-    from perdure.store.commits import AgentRegistration
 
-    card = {"agent_id": "echo", "version": "1"}
+    card: JsonValue = {"agent_id": "echo", "version": "1"}
     row = AgentRegistration(agent_id="echo", version="1", card=card, digest="d")
     await world.core.store.register([row], [])
 
 
 async def _hold(world: World) -> str:
-    from perdure.store.commits import ClaimWant
 
     want = ClaimWant(
         worker_id="w", limit=1, lease_ttl_s=60, serves=(("echo", "1"),), runtime_version=1

@@ -3,7 +3,7 @@
 import random
 import socket
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -203,6 +203,13 @@ class World:
         return SseClient("127.0.0.1", self.port, f"/v1/runs/{run_id}/events")
 
 
+async def eventually(holds: Callable[[], bool], seconds: float = 10) -> None:
+    """Return once a condition of this process holds."""
+    with anyio.fail_after(seconds):
+        while not holds():  # noqa: ASYNC110  # what is looked at has no event
+            await anyio.sleep(0.01)
+
+
 def value_of(metric: Counter | Gauge) -> float:
     """Return the value of a metric without labels."""
     return next(iter(next(iter(metric.collect())).samples)).value
@@ -223,9 +230,12 @@ def free_port() -> int:
 
 @asynccontextmanager
 async def open_world(
-    *, serve: bool = False, works: bool = True, **settings: Any
+    *, serve: bool = False, works: bool = True, listens: bool = True, **settings: Any
 ) -> AsyncGenerator[World]:
-    """Open an installation: with a worker unless `works` is False, on a socket with `serve`."""
+    """Open an installation: with a worker unless `works` is False, on a socket with `serve`.
+
+    Without `listens` the server is made and the caller runs it.
+    """
     registry = AgentRegistry()
     registry.add(*AGENTS)
     registry.add_tool(echo, publish)
@@ -268,10 +278,9 @@ async def open_world(
             await group.start(worker.run)
         if serve:
             world.server = make_server(app, made, stopping)
+        if world.server is not None and listens:
             group.start_soon(world.server.serve)
-            with anyio.fail_after(5):
-                while not world.server.started:
-                    await anyio.sleep(0.01)
+            await eventually(lambda: world.server is not None and world.server.started)
         yield world
         if world.server is not None:
             world.server.stop_streams()

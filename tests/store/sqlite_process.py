@@ -47,7 +47,7 @@ async def _work(database: SqliteDatabase, count: int) -> object:
 
 async def _die(database: SqliteDatabase, count: int) -> object:
     found = await database.store.claim_runs(want(limit=count))
-    database.writer.between = lambda _: os._exit(9)
+    database.writer.before_commit = lambda _: os._exit(9)
     await database.store.commit([commit_of(claimed.row, note()) for claimed in found])
     return "it lived"
 

@@ -1,7 +1,7 @@
 """What goes wrong around PostgreSQL: lost answers, killed backends, restarts, changed schemas."""
 
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 
 import anyio
@@ -13,7 +13,7 @@ from perdure.ops.local_postgres import LocalPostgres, StopMode
 from perdure.protocol.errors import Unavailable
 from perdure.protocol.runs import RunRow
 from perdure.store.commits import CancelRequested, Claimed, Commit, Committed
-from perdure.store.postgres import PostgresDatabase
+from perdure.store.postgres import PostgresDatabase, lanes
 from perdure.store.postgres.errors import DataRefused
 from perdure.store.postgres.lanes import keep_trying
 from perdure.testing import builders as make
@@ -36,6 +36,13 @@ def through(proxy: FlakyProxy, dsn: str) -> str:
 
 async def look(database: PostgresDatabase, held: Claimed) -> RunRow:
     return await make.look(database.reader, held.row.facts.run_id)
+
+
+async def until(holds: Callable[[RunRow], bool], database: PostgresDatabase, held: Claimed) -> None:
+    """Return once it holds of the run's row, which another writer moves."""
+    with anyio.fail_after(10):
+        while not holds(await look(database, held)):  # noqa: ASYNC110 - there is no signal for it
+            await anyio.sleep(0.01)
 
 
 async def run_sql(dsn: str, statement: str) -> list[asyncpg.Record]:
@@ -111,10 +118,7 @@ async def test_a_database_that_stays_away_is_unavailable(
 ) -> None:
     async with PostgresDatabase(through(proxy, postgres_dsn)) as database:
         _, commit = await warm(database)
-        monkeypatch.setattr(keep_trying, "__kwdefaults__", {"patience_s": 0.2})
-        monkeypatch.setattr(
-            type(database.store._commits).run, "__kwdefaults__", {"patience_s": 0.2}
-        )  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+        monkeypatch.setattr(lanes, "PATIENCE_S", 0.2)
         proxy.refuses = True
         proxy.cut_all()
         with pytest.raises(Unavailable):
@@ -126,7 +130,7 @@ async def test_a_database_that_stays_away_is_unavailable(
         await database.reader.ping()
 
 
-# ---------------------------------------------------------------- killed and restarted (F12, F14)
+# ---------------------------------------------------------------- killed and restarted: F12, F14
 
 
 async def test_connections_killed_while_idle_come_back_at_the_next_write(
@@ -208,8 +212,8 @@ async def test_a_commit_that_meets_a_cancel_in_flight_learns_of_it(postgres_dsn:
 
         async with anyio.create_task_group() as group:
             group.start_soon(send)
-            while (await look(database, other)).hot.last_seq == other.row.hot.last_seq:
-                await anyio.sleep(0.01)  # the other commit of the batch does not wait
+            # the other commit of the batch does not wait
+            await until(lambda row: row.hot.last_seq > other.row.hot.last_seq, database, other)
             await transaction.commit()
         await canceller.close()
         names = [event.type for event in await history(database.reader, held.row.facts.run_id)]
@@ -236,8 +240,9 @@ async def test_eight_databases_claim_distinct_runs(postgres_dsn: str) -> None:
     assert len(taken) == len(set(taken)) == 60
 
 
-async def _with_own_database(dsn: str, work: object, number: int) -> None:
-    assert callable(work)
+async def _with_own_database(
+    dsn: str, work: Callable[[PostgresDatabase, int], Awaitable[None]], number: int
+) -> None:
     async with PostgresDatabase(dsn) as database:
         await work(database, number)
 
@@ -260,7 +265,7 @@ async def test_claims_and_cancels_never_deadlock(postgres_own_dsn: str) -> None:
     assert row["deadlocks"] == 0
 
 
-# ---------------------------------------------------------------- retries (F16)
+# ---------------------------------------------------------------- retries: F16
 
 
 async def test_what_the_server_rolled_back_is_sent_again() -> None:
@@ -335,10 +340,8 @@ async def test_a_busy_row_does_not_hold_up_the_heartbeat_of_others(postgres_dsn:
 
         async with anyio.create_task_group() as group:
             group.start_soon(beat)
-            while (await look(database, free)).hot.lease_expires_at == (
-                free.row.hot.lease_expires_at
-            ):
-                await anyio.sleep(0.01)
+            before = free.row.hot.lease_expires_at
+            await until(lambda row: row.hot.lease_expires_at != before, database, free)
             await transaction.commit()
         await locker.close()
         assert (await look(database, busy)).hot.lease_expires_at != busy.row.hot.lease_expires_at

@@ -154,7 +154,7 @@ async def test_what_waits_is_written_in_one_transaction(path: Path) -> None:
             for _ in range(50):
                 tasks.start_soon(database.store.insert_run, new_run())
             await anyio.wait_all_tasks_blocked()
-            database.writer.between = lambda _: counted.append(1)
+            database.writer.before_commit = lambda _: counted.append(1)
             gate.set()
         await first
     assert len(counted) == 2

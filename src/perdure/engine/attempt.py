@@ -260,9 +260,16 @@ class Attempt:
             self.lease.stop(Stop.CANCEL)
 
     async def look_for_answers(self) -> None:
-        """Fold what others wrote in the meantime."""
-        await catch_up(self.core, self.view)
+        """Fold what others wrote in the meantime; while the store is away, nothing is known."""
+        with suppress(Unavailable):
+            await self._catch_up()
         self._heed_cancel()
+
+    async def _catch_up(self) -> None:
+        row = await self.core.reader.find_run(None, self.view.facts.run_id)
+        if row is None or row.hot.lease_token != self.lease.token:
+            raise LeaseGone
+        await catch_up(self.core, self.view, row.hot)
 
     def draft(self) -> Draft:
         """Return an empty commit of this holder."""
@@ -295,13 +302,18 @@ class Attempt:
     async def _send(
         self, draft: Draft
     ) -> Committed | Behind | CancelRequested | LeaseLost | Refused:
-        """Send one commit until the store answers or the lease is over."""
+        """Send one commit until the store answers or the lease is over.
+
+        Once sent it may be durable, and may itself have given the lease up: the heartbeat then
+        finds it gone. So it is sent again before that counts; the store's fence decides.
+        """
         commit = draft.build()
+        self.check_lease()
         while True:
-            self.check_lease()
             try:
                 return await self.around.committer.commit(commit)
             except (Unavailable, StoreFull):
+                self.check_lease()
                 await anyio.sleep(RESEND_S * (1 + self.core.chance.random()))
 
     async def _loaded(self) -> RunView:

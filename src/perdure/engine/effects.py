@@ -20,6 +20,7 @@ from perdure.engine.results import (
     add_result,
     add_retry,
     ask_outcome,
+    did_not_happen,
     end_execution,
     runtime_result,
 )
@@ -140,7 +141,7 @@ class Effects:
     async def work(self, calls: list[OpenCall]) -> None:
         """Run calls, and what they make runnable, until none is in flight."""
         while calls:
-            if len(calls) == 1:
+            if len(calls) == 1 and not self._view.snapshot.open_interrupts:
                 await self._run(calls[0])
                 calls = await self._record()
             else:
@@ -206,8 +207,10 @@ class Effects:
         call.args = decode(data)
 
     def _timeout_s(self, spec: ToolSpec) -> float:
-        own = spec.timeout_s or self._view.facts.options.timeouts.tool_s
-        return own or self.attempt.around.core.settings.tool_timeout_s
+        """Return the shorter of what the tool and the run allow, else the default."""
+        limits = (spec.timeout_s, self._view.facts.options.timeouts.tool_s)
+        given = [limit for limit in limits if limit is not None]
+        return min(given, default=self.attempt.around.core.settings.tool_timeout_s)
 
     def _came_late(self, call: OpenCall, execution: int, outcome: ToolOutcome) -> None:
         """Take the result of an execution that was given up: evidence, or a closing's result."""
@@ -284,6 +287,10 @@ class Effects:
             )
         if result.status is ToolCallStatus.UNKNOWN:
             self._draft_unknown(draft, call, item, spec)
+            return
+        may_run = item.source == "lookup" and did_not_happen(result)
+        if may_run and self._may_repeat(draft.view, call):
+            add_retry(draft, call, item.outcome, 0)
             return
         delay_s = self._retry_delay_s(call, item.outcome, spec)
         if delay_s is not None:

@@ -5,7 +5,7 @@ from perdure.engine.fold import OutOfOrder, snapshot_digest
 from perdure.engine.history import load_history, load_value
 from perdure.engine.view import Executions, RunView, view_of
 from perdure.protocol.events import AttemptEvent, DamagedEvent, StateEvent, Unknown
-from perdure.protocol.runs import RunRow
+from perdure.protocol.runs import RunHot, RunRow
 from perdure.protocol.states import RunState
 from perdure.store.commits import Claimed
 
@@ -37,7 +37,7 @@ async def load_view(core: Core, row: RunRow) -> RunView:
     except LookupError as error:
         raise Damaged(str(error)) from error
     view = view_of(row, run_input)
-    await catch_up(core, view)
+    await catch_up(core, view, row.hot)
     if view.snapshot.last_seq < row.hot.last_seq:
         raise Damaged(f"the log ends at {view.snapshot.last_seq}, the row at {row.hot.last_seq}")
     await _load_executions(core, view)
@@ -47,12 +47,17 @@ async def load_view(core: Core, row: RunRow) -> RunView:
     return view
 
 
-async def catch_up(core: Core, view: RunView) -> None:
-    """Apply the events that came after the view's last one, checking the last checkpoint."""
-    expected = await _last_checkpoint(core, view)
+async def catch_up(core: Core, view: RunView, hot: RunHot) -> None:
+    """Apply the events after the view's last one, up to those of a row, checking its checkpoint.
+
+    Not what came after the row was read: seq and checkpoint of a view are of one moment.
+    """
+    expected = await _last_checkpoint(core, view, hot)
     run_id = view.facts.run_id
-    while True:
-        events = await core.reader.events_after(run_id, view.snapshot.last_seq, limit=PAGE)
+    while (left := hot.last_seq - view.snapshot.last_seq) > 0:
+        events = await core.reader.events_after(
+            run_id, view.snapshot.last_seq, limit=min(left, PAGE)
+        )
         for event in events:
             try:
                 data = event.data
@@ -64,16 +69,18 @@ async def catch_up(core: Core, view: RunView) -> None:
             digest = expected.get(event.seq)
             if digest is not None and digest != snapshot_digest(view.snapshot):
                 raise Damaged(f"the log does not fold to the checkpoint at {event.seq}")
-        if len(events) < PAGE:
+        if not events:
             return
 
 
-async def _last_checkpoint(core: Core, view: RunView) -> dict[int, str]:
-    rows = await core.reader.list_checkpoints(view.facts.run_id, before=None, limit=1)
-    if not rows:
+async def _last_checkpoint(core: Core, view: RunView, hot: RunHot) -> dict[int, str]:
+    view.checkpoint_seq = hot.checkpoint_seq
+    if hot.checkpoint_seq is None:
         return {}
-    view.checkpoint_seq = rows[0].seq
-    return {rows[0].seq: rows[0].digest}
+    rows = await core.reader.list_checkpoints(
+        view.facts.run_id, before=hot.checkpoint_seq + 1, limit=1
+    )
+    return {row.seq: row.digest for row in rows}
 
 
 async def _load_executions(core: Core, view: RunView) -> None:

@@ -142,7 +142,10 @@ class ToolRunner(Protocol):
         ...
 
     async def lookup(self, invocation: ToolInvocation) -> ToolOutcome | None:
-        """Ask the tool what became of an earlier execution under this key; None: it cannot say."""
+        """Ask the tool what became of an earlier execution under this key; None: it cannot say.
+
+        TOOL_UNAVAILABLE with the detail `happened: false` says that it certainly did not happen.
+        """
         ...
 
 

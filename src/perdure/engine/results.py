@@ -78,6 +78,17 @@ def add_result(draft: Draft, call: OpenCall, outcome: ToolOutcome, *, by: Result
     )
 
 
+def did_not_happen(result: ToolResult) -> bool:
+    """Tell whether a lookup answered that the effect certainly did not happen: it may be run."""
+    error = result.error
+    return (
+        result.status is ToolCallStatus.FAILED
+        and error is not None
+        and error.code is FailureCode.TOOL_UNAVAILABLE
+        and error.details.get("happened") is False
+    )
+
+
 def end_execution(draft: Draft, call: OpenCall, outcome: ToolCallStatus) -> None:
     """Draft the end of a call's running execution."""
     executions = draft.view.executions_of(call.tool_call_id)

@@ -82,10 +82,10 @@ def create_app(
         service=service, settings=settings, stopping=stopping, metrics=metrics
     )
     for router in (
+        *routers,
         health_routes(service, stopping),
         metrics_routes(service, metrics),
         docs_routes(),
-        *routers,
     ):
         # the routes themselves, not `include_router`, which builds each of them a second time
         app.router.routes.extend(router.routes)

@@ -65,7 +65,7 @@ EventsAfter = Annotated[
     str | None,
     Query(
         max_length=40,
-        json_schema_extra={"pattern": "^[0-9]{1,18}$"},
+        json_schema_extra={"pattern": "^[0-9]{0,18}$"},
         description="the seq of the last event that is known",
     ),
 ]
@@ -74,7 +74,7 @@ LastEventId = Annotated[
     str | None,
     Header(
         alias="Last-Event-ID",
-        json_schema_extra={"pattern": "^[0-9]{1,18}$"},
+        json_schema_extra={"pattern": "^[0-9]{0,18}$"},
         description="as `after`, and stronger; sent by a client that reconnects",
     ),
 ]

@@ -25,6 +25,25 @@ _EXAMPLE: dict[str, Any] = {
 _REFERENCE = "#/components/schemas/{model}"
 _PROBLEM = {"$ref": _REFERENCE.format(model="Problem")}
 
+STREAM: dict[str, Any] = {
+    "text/event-stream": {
+        "schema": {
+            "type": "object",
+            "description": "one event of the stream; `data` is one line of JSON",
+            "required": ["id", "data"],
+            "properties": {
+                "id": {"type": "string", "pattern": "^[0-9]+$"},
+                "data": {
+                    "type": "string",
+                    "contentMediaType": "application/json",
+                    "contentSchema": {"$ref": _REFERENCE.format(model="EventView")},
+                },
+            },
+        }
+    }
+}
+"""The content of an event stream, as OpenAPI readers take it: by event."""
+
 _ALWAYS = ("malformed", "forbidden", "internal", "unavailable")
 _WITH_BODY = ("too_large", "unsupported_media", "invalid", "store_full")
 
@@ -72,6 +91,8 @@ def _correct(schema: dict[str, Any]) -> None:
             operation["responses"] = dict(sorted(operation["responses"].items()))
             for response in operation["responses"].values():
                 _correct_response(response)
+            for parameter in operation.get("parameters", []):
+                _correct_parameter(parameter["schema"])
     components = schema.setdefault("components", {}).setdefault("schemas", {})
     for name in ("HTTPValidationError", "ValidationError"):
         components.pop(name, None)
@@ -85,6 +106,14 @@ def _correct_response(response: dict[str, Any]) -> None:
     if found.get("$ref", "").endswith("/HTTPValidationError"):
         response["description"] = "Problem: `invalid`"
         response["content"] = {MEDIA_TYPE: {"schema": _PROBLEM}}
+
+
+def _correct_parameter(schema: dict[str, Any]) -> None:
+    """Drop the null of an optional parameter: one that is absent has no value at all."""
+    kinds = [kind for kind in schema.get("anyOf", []) if kind != {"type": "null"}]
+    if len(kinds) == 1:
+        del schema["anyOf"]
+        schema.update(kinds[0])
 
 
 def _example(status: int | str) -> dict[str, Any]:

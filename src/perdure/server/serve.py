@@ -6,9 +6,11 @@ the backstop. A server without authentication listens on loopback unless told ot
 """
 
 import asyncio
+import contextlib
 import ipaddress
 import logging
 import socket
+import struct
 from types import FrameType
 
 import uvicorn
@@ -32,9 +34,20 @@ class AbortableProtocol(H11Protocol):
         self.app = _with_abort(self.app, transport)
 
 
+_NO_LINGER = struct.pack("ii", 1, 0)
+"""SO_LINGER with no time: closing resets the connection and frees what the kernel still holds."""
+
+
 def _with_abort(app: ASGIApp, transport: asyncio.Transport) -> ASGIApp:
+    def abort() -> None:
+        raw = transport.get_extra_info("socket")
+        if raw is not None:
+            with contextlib.suppress(OSError):
+                raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+        transport.abort()
+
     async def abortable(scope: Scope, receive: Receive, send: Send) -> None:
-        scope.setdefault("extensions", {})[ABORT] = transport.abort
+        scope.setdefault("extensions", {})[ABORT] = abort
         await app(scope, receive, send)
 
     return abortable

@@ -4,6 +4,7 @@ Modules log through `logging`; what they pass as `extra` (`run_id` above all) be
 """
 
 import logging
+import os
 import sys
 from typing import Literal, TextIO
 
@@ -46,4 +47,5 @@ def _rendering(format: LogFormat, stream: TextIO) -> list[Processor]:
     is_terminal = stream.isatty()
     if format == "json" or (format == "auto" and not is_terminal):
         return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
-    return [structlog.dev.ConsoleRenderer(colors=is_terminal, pad_event_to=0)]
+    colors = is_terminal and "NO_COLOR" not in os.environ
+    return [structlog.dev.ConsoleRenderer(colors=colors, pad_event_to=0)]

@@ -159,8 +159,7 @@ class Embedded:
 
     async def kill_worker(self, worker: Worker | None = None) -> None:
         """End a worker as a crash would: its leases stay until they expire."""
-        victim, scope, ended = self._running[(worker or self.worker).worker_id]
-        victim.core = replace(self.core, store=_Dead())  # pyright: ignore[reportArgumentType]  # every call of it hangs
+        _, scope, ended = self._running[(worker or self.worker).worker_id]
         scope.cancel()
         await ended.wait()
 
@@ -308,16 +307,6 @@ class Embedded:
                         if event.type == type:
                             return event
         raise AssertionError(f"the run ended without an event {type}")
-
-
-class _Dead:
-    """A store that never answers: what a killed worker would still like to write is lost."""
-
-    def __getattr__(self, name: str) -> Callable[..., object]:
-        async def hang(*args: object, **kwargs: object) -> None:
-            await anyio.sleep_forever()
-
-        return hang
 
 
 def new_worker(core: Core, catalog: Catalog, tools: LocalToolRunner, policy: Policy) -> Worker:

@@ -78,11 +78,6 @@ class FlakyProxy:
         self.lost += 1
         return True
 
-    @property
-    def is_armed(self) -> bool:
-        """Tell whether answers are held back until it is clear which one is lost."""
-        return self._lose_after is not None
-
     async def until_cut(self) -> None:
         """Return when all connections are to be cut."""
         await self._cut.wait()
@@ -152,11 +147,8 @@ async def _downstream(proxy: FlakyProxy, source: ByteReceiveStream, target: Byte
                 held += message
                 if ends and proxy.is_lost():
                     raise _Cut
-                if message[:1] == _READY or not proxy.is_armed:
+                if message[:1] != _COMPLETE:  # a completed statement waits for its ReadyForQuery
                     await target.send(bytes(held))
                     held.clear()
-            if held and not proxy.is_armed:
-                await target.send(bytes(held))
-                held.clear()
     except anyio.EndOfStream:
         raise _Cut from None

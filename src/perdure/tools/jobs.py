@@ -1,14 +1,16 @@
 """One execution of a tool as a piece of work that always ends in an outcome, never in an error."""
 
 import inspect
+from collections.abc import Awaitable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 from pydantic import JsonValue
 
 from perdure.engine.ports import ToolInvocation, ToolOutcome
 from perdure.protocol.tools import ToolSpec
 from perdure.tools.api import Operation, ToolContext
+from perdure.tools.caught import Caught
 from perdure.tools.results import Checks, Stop, conclude, conclude_error
 
 
@@ -30,21 +32,22 @@ class Job:
 
     def run(self) -> ToolOutcome | None:
         """Run sync code to its outcome."""
-        try:
+        value: object = None
+        with Caught() as caught:
             value = self.operation.run(self.context, copied(self.args))
-        except BaseException as error:  # noqa: BLE001 (whatever a tool raises is its result)
-            return self.end_in_error(error)
+        if caught.error is not None:
+            return self.end_in_error(caught.error)
         if inspect.iscoroutine(value):
             value.close()
         return self.end(value)
 
     async def run_async(self) -> ToolOutcome | None:
         """Run async code to its outcome, its cancellation included."""
-        try:
-            value: object = await cast("Any", self.operation.run(self.context, copied(self.args)))
-        except BaseException as error:  # noqa: BLE001 (whatever a tool raises is its result)
-            return self.end_in_error(error)
-        return self.end(value)
+        value: object = None
+        with Caught() as caught:
+            running = self.operation.run(self.context, copied(self.args))
+            value = await cast("Awaitable[object]", running)
+        return self.end(value) if caught.error is None else self.end_in_error(caught.error)
 
     def end(self, value: object) -> ToolOutcome | None:
         """Return the outcome of code that returned a value."""

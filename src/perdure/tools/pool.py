@@ -11,6 +11,7 @@ import threading
 from typing import Any
 
 from perdure.tools.bridge import Call, Mailbox
+from perdure.tools.caught import Caught
 
 
 class ThreadPool:
@@ -48,10 +49,9 @@ class ThreadPool:
         while (call := self._queue.get()) is not None:
             if not call.claim():  # given up before it started
                 continue
-            try:
+            with Caught() as caught:
                 # an empty context: what one tool sets, the next one does not see
                 call.value = contextvars.Context().run(call.body)
-            except BaseException as error:  # noqa: BLE001 (becomes the call's outcome)
-                call.error = error
+            call.error = caught.error
             self._results.post(call)
-            del call
+            del call, caught

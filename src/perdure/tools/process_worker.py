@@ -18,6 +18,7 @@ from typing import Any
 
 from perdure.engine.ports import ToolOutcome
 from perdure.tools.api import Operation
+from perdure.tools.caught import Caught
 from perdure.tools.frames import HEADER, AnswerFrame, CallFrame, ended_frame, packed
 from perdure.tools.jobs import Job, job_for
 from perdure.tools.results import Checks
@@ -63,13 +64,11 @@ def _answer(frame: CallFrame, checks: Checks, write_fd: int) -> AnswerFrame:
     operation = tool.lookup if frame.is_lookup else tool.call
     job = job_for(frame.invocation(tool.spec), operation, checks, is_lookup=frame.is_lookup)
     _write(write_fd, AnswerFrame(kind="started"))
-    try:
+    outcome: ToolOutcome | None = None
+    with Caught() as caught:  # an exit in a task of the tool's own, too
         outcome = asyncio.run(_run_async(job)) if operation.is_async else _run_sync(job)
-    except BaseException as error:  # noqa: BLE001 (an exit in a task of the tool's own)
-        outcome = job.end_in_error(error)
-    finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-    return ended_frame(outcome)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return ended_frame(outcome if caught.error is None else job.end_in_error(caught.error))
 
 
 def _run_sync(job: Job) -> ToolOutcome | None:
@@ -95,12 +94,13 @@ async def _run_async(job: Job) -> ToolOutcome | None:
 
 def _find(frame: CallFrame) -> Any:
     module_name, _, path = frame.import_path.partition(":")
-    try:
-        found: Any = importlib.import_module(module_name)
+    found: Any = None
+    with Caught() as caught:  # importing runs code of the user
+        found = importlib.import_module(module_name)
         for name in path.split("."):
             found = getattr(found, name)
-    except BaseException as error:  # noqa: BLE001 (importing runs code of the user)
-        raise _Refused(f"{frame.import_path} cannot be imported: {error!r}"[:2000]) from None
+    if caught.error is not None:
+        raise _Refused(f"{frame.import_path} cannot be imported: {caught.error!r}"[:2000])
     if not isinstance(getattr(found, "call", None), Operation):
         raise _Refused(f"{frame.import_path} is not a tool")
     if found.spec.definition_digest != frame.definition_digest:

@@ -4,14 +4,14 @@ Runs on the user's side of the bridge: converting a value may call code of the u
 one takes time. Nothing here raises.
 """
 
-from asyncio import CancelledError
+import asyncio
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, cast
 
 from pydantic import JsonValue
 
-from perdure.engine.ports import ToolOutcome
+from perdure.engine.ports import ProducedArtifact, ToolOutcome
 from perdure.protocol.codec import clean, encode
 from perdure.protocol.errors import Invalid
 from perdure.protocol.failures import Failure, FailureCode, Stage
@@ -19,6 +19,7 @@ from perdure.protocol.states import SideEffect, ToolCallStatus
 from perdure.protocol.tools import ToolResult, ToolSpec
 from perdure.protocol.values import BLOB_BYTES_MAX
 from perdure.tools.api import Returned, ToolContext, ToolError, ToolUnavailable
+from perdure.tools.caught import Caught
 from perdure.tools.validate import SchemaChecks
 
 REASON_CHARACTERS_MAX = 2000
@@ -27,7 +28,7 @@ GROUP_ERRORS_MAX = 20
 
 Stop = Literal["cancel", "timeout"]
 
-_STOPPED = (CancelledError, KeyboardInterrupt)
+_STOPPED = (asyncio.CancelledError, KeyboardInterrupt)
 """How code ends that was asked to stop: on a loop, and in a worker process."""
 
 _STATUSES = frozenset(
@@ -51,21 +52,22 @@ class Checks:
 
 def conclude(value: object, spec: ToolSpec, context: ToolContext, checks: Checks) -> ToolOutcome:
     """Return the outcome of an execution that returned a value."""
-    try:
+    result: ToolResult | None = None
+    artifacts: tuple[ProducedArtifact, ...] = ()
+    with Caught() as caught:  # a model's serialiser is user code
         if isinstance(value, ToolOutcome):
-            return _checked_outcome(value, spec, context, checks)
+            value, artifacts = value.result, value.artifacts
         if isinstance(value, ToolResult):
-            return _with_context(_checked(_as_returned(value), spec, checks), context)
-        returned = (
-            value
-            if isinstance(value, Returned)
-            else Returned(status=ToolCallStatus.SUCCEEDED, output=value)
-        )
-        return _with_context(_checked(returned, spec, checks), context)
-    except Invalid as error:
-        return _with_context(_invalid(error.message), context)
-    except BaseException as error:  # noqa: BLE001 (a model's serialiser is user code)
-        return _with_context(_invalid(f"it cannot be converted: {_told(error)}"), context)
+            value = _as_returned(value)
+        if not isinstance(value, Returned):
+            value = Returned(status=ToolCallStatus.SUCCEEDED, output=value)
+        result = _checked(value, spec, checks)
+    if result is None:
+        result = _invalid(_unusable(caught.error))
+    outcome = _with_context(result, context)
+    if not artifacts:
+        return outcome
+    return ToolOutcome(result=outcome.result, artifacts=artifacts + outcome.artifacts)
 
 
 def conclude_error(
@@ -145,13 +147,6 @@ def not_found(name: str, version: str) -> ToolResult:
     return _failed(_failure(FailureCode.TOOL_NOT_FOUND, f"no tool {name} {version} is registered"))
 
 
-def _checked_outcome(
-    outcome: ToolOutcome, spec: ToolSpec, context: ToolContext, checks: Checks
-) -> ToolOutcome:
-    inner = _with_context(_checked(_as_returned(outcome.result), spec, checks), context)
-    return ToolOutcome(result=inner.result, artifacts=outcome.artifacts + inner.artifacts)
-
-
 def _as_returned(result: ToolResult) -> Returned:
     error = result.error
     return Returned(
@@ -205,6 +200,12 @@ def _problem_with(
     return None
 
 
+def _unusable(error: BaseException | None) -> str:
+    if isinstance(error, Invalid):
+        return error.message
+    return f"it cannot be converted: {_told(error)}" if error is not None else "it is not a result"
+
+
 def _with_context(result: ToolResult, context: ToolContext) -> ToolOutcome:
     ref, artifacts = context.close()
     if ref is not None and result.external_ref is None:
@@ -238,7 +239,7 @@ def _failure_of(error: BaseException) -> Failure:
             return _failure(
                 FailureCode.TOOL_UNAVAILABLE, _told(error), retryable=True, details={"type": name}
             )
-        case CancelledError():
+        case asyncio.CancelledError():
             reason = "CancelledError: the tool cancelled itself"
             return _failure(FailureCode.TOOL_ERROR, reason, details={"type": name})
         case _:
@@ -257,10 +258,9 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 def _told(error: BaseException) -> str:
     """Return `Type: message`; the type alone for an error without text, or whose text raises."""
     name = type(error).__name__
-    try:
+    text = ""
+    with Caught():  # an error's __str__ is user code
         text = str(error)
-    except BaseException:  # noqa: BLE001 (an error's __str__ is user code)
-        text = ""
     return f"{name}: {text[:REASON_CHARACTERS_MAX]}" if text.strip() else name
 
 

@@ -20,6 +20,7 @@ from perdure.protocol.tools import ToolResult, ToolSpec
 from perdure.protocol.values import BLOB_BYTES_MAX
 from perdure.tools.api import Operation, Tool
 from perdure.tools.bridge import Call
+from perdure.tools.caught import Caught
 from perdure.tools.frames import call_frame
 from perdure.tools.jobs import Job, copied, job_for
 from perdure.tools.limits import Rates, Slots
@@ -33,11 +34,13 @@ from perdure.tools.results import (
     timed_out,
     too_large,
     unavailable,
+    unknown,
 )
 from perdure.tools.usercode import UserCode
 
 LOOKUP_TIMEOUT_S = 10.0
 KILL_WAIT_S = 1.0
+STOP_S = 10.0
 
 
 class LocalToolRunner:
@@ -86,11 +89,11 @@ class LocalToolRunner:
         kind: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
-    ) -> bool | None:
+    ) -> None:
         self._processes.close()
         if self._owns_user_code:
-            return await self.user_code.__aexit__(kind, error, traceback)
-        return None
+            with anyio.move_on_after(STOP_S, shield=True):
+                await self.user_code.__aexit__(kind, error, traceback)
 
     # ---------------------------------------------------------------- what the worker asks
 
@@ -128,8 +131,8 @@ class LocalToolRunner:
         ):
             return _unavailable(f"its limit is {spec.rate_limit_per_minute} calls a minute")
         outcome = await self._run(tool, tool.call, invocation, is_lookup=False)
-        assert outcome is not None  # only a lookup has none
-        return outcome
+        # only a lookup has none; should one be missing all the same, nothing is known of the effect
+        return outcome or _outcome(unknown("the execution ended without a word"))
 
     async def lookup(self, invocation: ToolInvocation) -> ToolOutcome | None:
         """Ask the tool what became of an earlier execution; None: it cannot say (in 10 s)."""
@@ -215,13 +218,13 @@ class _Execution:
             return job.run()
         value: object = None
         with anyio.move_on_after(self.timeout_s) as scope:
-            try:
+            with Caught() as caught:
                 running = job.operation.run(job.context, copied(job.args))
                 value = await cast("Awaitable[object]", running)
-            except BaseException as error:
-                if isinstance(error, anyio.get_cancelled_exc_class()) and _is_cancelled(scope):
-                    raise
-                return job.end_in_error(error)
+            if isinstance(caught.error, anyio.get_cancelled_exc_class()) and _is_cancelled(scope):
+                raise caught.error
+            if caught.error is not None:
+                return job.end_in_error(caught.error)
         return self._timed_out() if scope.cancelled_caught else job.end(value)
 
     # ---------------------------------------------------------------- user loop and threads
@@ -235,7 +238,8 @@ class _Execution:
         try:
             ended = await call.wait(self.timeout_s)
         except BaseException:
-            await self._give_up(call)
+            with anyio.move_on_after(self._runner.grace_s + KILL_WAIT_S, shield=True):
+                await self._give_up(call)
             raise
         return call.value if ended else self._time_out(call)
 
@@ -267,8 +271,7 @@ class _Execution:
             self.job.request_stop("cancel")
             self._user_code.request_stop(call)
             try:
-                with anyio.CancelScope(shield=True):
-                    await call.wait(self._runner.grace_s)
+                await call.wait(self._runner.grace_s)
             finally:
                 if not call.ended:
                     self._user_code.abandon(call, self._report_late)
@@ -291,7 +294,8 @@ class _Execution:
         try:
             ended = await call.wait(self.timeout_s)
         except BaseException:
-            await self._interrupt(call, process)
+            with anyio.move_on_after(self._runner.grace_s + 2 * KILL_WAIT_S, shield=True):
+                await self._interrupt(call, process)
             raise
         if not ended:
             await self._kill(call, process)
@@ -300,8 +304,7 @@ class _Execution:
 
     async def _interrupt(self, call: Call[ProcessEnd], process: ProcessCall) -> None:
         process.interrupt()
-        with anyio.CancelScope(shield=True):
-            await call.wait(self._runner.grace_s)
+        await call.wait(self._runner.grace_s)
         if not call.ended:
             await self._kill(call, process)
         end = call.value

@@ -17,7 +17,6 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import anyio
-from anyio.abc import TaskGroup
 
 from perdure.tools.bridge import Call, Mailbox
 from perdure.tools.pool import ThreadPool
@@ -57,7 +56,7 @@ class UserCode:
         self._abandoned: set[Call[Any]] = set()
         self._retired: list[UserLoop] = []
         self._engine: asyncio.AbstractEventLoop | None = None
-        self._tasks: TaskGroup | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._loop: UserLoop
         self._pool: ThreadPool
 
@@ -65,8 +64,7 @@ class UserCode:
         self._engine = asyncio.get_running_loop()
         self._pool = ThreadPool(f"{self.name}-thread", Mailbox(self._engine, self._settle))
         self._loop = self._new_loop()
-        self._tasks = await anyio.create_task_group().__aenter__()
-        self._tasks.start_soon(self._watch)
+        self._timer = self._engine.call_later(self._pulse_s, self._watch)
         return self
 
     async def __aexit__(
@@ -74,12 +72,10 @@ class UserCode:
         kind: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
-    ) -> bool | None:
-        assert self._tasks is not None
-        self._tasks.cancel_scope.cancel()
-        try:
-            return await self._tasks.__aexit__(kind, error, traceback)
-        finally:
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        with anyio.move_on_after(self._stop_s, shield=True):
             await self._stop()
 
     @property
@@ -148,17 +144,17 @@ class UserCode:
         self.generation += 1
         return UserLoop(f"{self.name}-loop-{self.generation}", self._engine, self._settle)
 
-    async def _watch(self) -> None:
-        # Counted in rounds of this loop, not in time: when the whole process was stopped, one
+    def _watch(self) -> None:
+        # Counted in rounds of this timer, not in time: when the whole process was stopped, one
         # round passes, and the user loop has until the next to answer.
-        while True:
-            await anyio.sleep(self._pulse_s)
-            self._close_finished()
-            loop = self._loop
-            if loop.under_way == 0 and loop.missed == 0:
-                continue
-            if not loop.pulse() and loop.missed >= self._missed_max:
-                self._replace(loop)
+        assert self._engine is not None
+        self._timer = self._engine.call_later(self._pulse_s, self._watch)
+        self._close_finished()
+        loop = self._loop
+        if loop.under_way == 0 and loop.missed == 0:
+            return
+        if not loop.pulse() and loop.missed >= self._missed_max:
+            self._replace(loop)
 
     def _replace(self, blocked: UserLoop) -> None:
         if len(self._retired) >= self.lost_slots_max:
@@ -186,6 +182,5 @@ class UserCode:
         loops = [self._loop, *self._retired]
         for loop in loops:
             loop.close()
-        with anyio.move_on_after(self._stop_s, shield=True):
-            while self._pool.threads_alive() or any(loop.is_alive() for loop in loops):  # noqa: ASYNC110 (a thread's end sets no event)
-                await anyio.sleep(0.005)
+        while self._pool.threads_alive() or any(loop.is_alive() for loop in loops):  # noqa: ASYNC110 (a thread's end sets no event)
+            await anyio.sleep(0.005)

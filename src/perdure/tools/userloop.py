@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from perdure.tools.bridge import Call, Mailbox
+from perdure.tools.caught import Caught
 
 STOPS_MAX = 3
 STOP_AGAIN_S = 0.5
@@ -93,21 +94,21 @@ class UserLoop:
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         while not self._closing:
-            try:
+            with Caught() as caught:
                 self._loop.run_forever()
-            except BaseException as error:  # noqa: BLE001 (a task of the user's own exits: not our exit)
-                log.warning("user code raised %s in its event loop", type(error).__name__)
+            if caught.error is not None:  # a task of the user's own exits: not our exit
+                log.warning("user code raised %s in its loop", type(caught.error).__name__)
         self._finish()
 
     def _finish(self) -> None:
         for task in asyncio.all_tasks(self._loop):
             task.cancel()
-        try:
+        with Caught() as caught:
             self._loop.run_until_complete(_ended(self._loop))
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-            self._loop.close()
-        except BaseException as error:  # noqa: BLE001 (user code may raise anything while it is cancelled)
-            log.warning("user code raised %s while its loop closed", type(error).__name__)
+        if caught.error is not None:
+            log.warning("user code raised %s while its loop closed", type(caught.error).__name__)
+        self._loop.close()
 
     def _receive(self, call: Call[Any]) -> None:
         if call.task is not None:
@@ -118,10 +119,9 @@ class UserLoop:
 
     async def _execute(self, call: Call[Any]) -> None:
         call.entered = True
-        try:
+        with Caught() as caught:
             call.value = await call.body()
-        except BaseException as error:  # noqa: BLE001 (becomes the call's outcome)
-            call.error = error
+        call.error = caught.error
         self._results.post(call)
 
     def _stop(self, call: Call[Any], times: int) -> None:

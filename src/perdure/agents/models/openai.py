@@ -10,11 +10,13 @@ Runs on its caller's loop; each event loop gets a client of its own, made at its
 
 from __future__ import annotations
 
+import functools
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import anyio
+import httpx2
 from anyio.lowlevel import RunVar
 
 from perdure.agents.models.assembly import Assembly, BrokenReply
@@ -34,6 +36,7 @@ except ModuleNotFoundError:
     ) from None
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Mapping
 
     from openai.types.chat import ChatCompletionChunk
@@ -88,13 +91,14 @@ class OpenAIModel:
 
     async def complete(self, request: ModelRequest) -> ModelReply:
         """Make one streamed request; see the port for what it raises."""
+        client = self._connect()
         started = anyio.current_time()
         names = ToolNames(request.tools)
         assembly = Assembly(self.model)
         watch = _Watch(request, started, self._usage_grace_s)
         try:
             with watch.scope:
-                await self._stream(request, names, assembly, watch)
+                await self._stream(client, request, names, assembly, watch)
             if watch.scope.cancelled_caught and not assembly.finished:
                 raise self._failure(watch.timeout(started), assembly)
             reply = assembly.reply(round((anyio.current_time() - started) * 1000))
@@ -124,17 +128,24 @@ class OpenAIModel:
                 max_retries=0,
                 timeout=None,
                 default_headers=self._headers,
-                http_client=openai.DefaultAsyncHttpxClient(timeout=None, follow_redirects=False),
+                http_client=openai.DefaultAsyncHttpxClient(
+                    timeout=None, follow_redirects=False, verify=_tls()
+                ),
             )
             self._client.set(client)
         return client
 
     async def _stream(
-        self, request: ModelRequest, names: ToolNames, assembly: Assembly, watch: _Watch
+        self,
+        client: openai.AsyncOpenAI,
+        request: ModelRequest,
+        names: ToolNames,
+        assembly: Assembly,
+        watch: _Watch,
     ) -> None:
         """Take the stream to its end; raise PlannerFailure for what the client raises."""
         try:
-            stream = await self._connect().chat.completions.create(
+            stream = await client.chat.completions.create(
                 model=self.model,
                 messages=wire_messages(request.messages, names),
                 stream=True,
@@ -252,6 +263,12 @@ class _Watch:
             stage=Stage.PLANNING,
             details={"limit_ms": round(limit_s * 1000)},
         )
+
+
+@functools.cache
+def _tls() -> ssl.SSLContext:
+    """Return the TLS settings of all clients: reading the certificates takes tens of ms."""
+    return httpx2.create_ssl_context()
 
 
 def _take_choice(choice: Any, request: ModelRequest, assembly: Assembly) -> bool:

@@ -9,5 +9,5 @@ from perdure.bindings.native import agents, artifacts, history, interrupts, runs
 
 def routers() -> Sequence[APIRouter]:
     """Return the routers of this binding, for `perdure.server.app.create_app`."""
-    modules = (agents, threads, runs, history, interrupts, artifacts)
+    modules = (runs, history, interrupts, threads, artifacts, agents)  # routes are tried in order
     return [module.router for module in modules]

@@ -8,7 +8,6 @@ from perdure.protocol.events import EventView
 from perdure.server.asgi import StrictRoute
 from perdure.server.call import (
     JSON,
-    STREAM,
     AcceptHeader,
     EventsAfter,
     InCall,
@@ -18,7 +17,7 @@ from perdure.server.call import (
     page,
     wants_stream,
 )
-from perdure.server.openapi import may_answer
+from perdure.server.openapi import STREAM, may_answer
 from perdure.server.paging import (
     LIMIT_DEFAULT,
     After,
@@ -49,7 +48,7 @@ router = APIRouter(prefix="/v1", route_class=StrictRoute, tags=["history"])
     responses={
         200: {
             "description": "A stream (the default), or a page for `Accept: application/json`",
-            "content": {STREAM: {"schema": {"type": "string"}}},
+            "content": STREAM,
         },
         204: {"description": "The run is terminal and nothing is after the cursor"},
         **may_answer("not_found", "not_acceptable", "history_reset", parameters=True),

@@ -6,9 +6,9 @@ from starlette.responses import Response
 
 from perdure.protocol.runs import Run
 from perdure.protocol.states import TERMINAL
-from perdure.server.call import JSON, STREAM, Call, one, trace_of, wants_stream
+from perdure.server.call import Call, one, trace_of, wants_stream
 from perdure.server.idempotency import REPLAYED, key_of
-from perdure.server.openapi import Responses, may_answer
+from perdure.server.openapi import STREAM, Responses, may_answer
 from perdure.server.sse import EventStream
 from perdure.server.stopping import while_wanted
 from perdure.service import events, runs
@@ -28,7 +28,7 @@ STARTED: Responses = {
         "model": Run,
         "description": "The run is terminal (`wait`), or its events (`Accept`)",
         "headers": _HEADERS,
-        "content": {STREAM: {"schema": {"type": "string"}}},
+        "content": STREAM,
     },
     **may_answer(
         "not_found",
@@ -102,6 +102,3 @@ async def stream_of(
         first=start.gap_frame(),
         headers=headers,
     )
-
-
-__all__ = ["JSON", "RUN_EXAMPLE", "STARTED", "ended_or_not", "start_run", "stream_of"]

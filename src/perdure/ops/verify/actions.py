@@ -1,8 +1,17 @@
 """Tool calls: one action, one result, no second execution that nobody decided."""
 
+from itertools import pairwise
+
 from perdure.ops.verify.checks import Found, rule
 from perdure.ops.verify.record import LogLine, RunRecord
-from perdure.protocol.events import ActionEvent, ModelEvent, ResultEvent, StateEvent, StepEvent
+from perdure.protocol.events import (
+    ActionEvent,
+    ModelEvent,
+    ResultEvent,
+    RetryEvent,
+    StateEvent,
+    StepEvent,
+)
 from perdure.protocol.records import ExecutionRow, InterruptRow, ToolCallRow
 from perdure.protocol.states import (
     OUTCOMES,
@@ -81,7 +90,8 @@ def action_before_result(record: RunRecord) -> Found:
 @rule(
     "I28",
     "A call that must not be repeated has a second execution only by a person's `retry`, answered "
-    "between the two starts and spent by exactly that execution.",
+    "between the two starts and spent by exactly that execution, or after its tool was looked up "
+    "and said that the one before did not happen.",
 )
 def no_silent_repeat(record: RunRecord) -> Found:
     for call_id, executions in record.executions_by_call.items():
@@ -89,9 +99,20 @@ def no_silent_repeat(record: RunRecord) -> Found:
         if call is None or call.repeatable:
             continue
         questions = record.interrupts_by_call.get(call_id, [])
-        for before, after in zip(executions, executions[1:], strict=False):
-            if not any(_allows(question, before, after) for question in questions):
+        for before, after in pairwise(executions):
+            if any(_allows(question, before, after) for question in questions):
+                continue
+            if not _did_not_happen(record, before, after):
                 yield call_id, f"execution {after.number} was decided by nobody"
+
+
+def _did_not_happen(record: RunRecord, before: ExecutionRow, after: ExecutionRow) -> bool:
+    return before.outcome is ToolCallStatus.FAILED and any(
+        data.tool_call_id == before.tool_call_id
+        and data.failure.details.get("happened") is False
+        and before.started_at <= line.at <= after.started_at
+        for line, data in record.of(RetryEvent)
+    )
 
 
 def _allows(question: InterruptRow, before: ExecutionRow, after: ExecutionRow) -> bool:
@@ -163,7 +184,7 @@ def executions_in_turn(record: RunRecord) -> Found:
         numbers = [row.number for row in executions]
         if numbers != list(range(1, len(numbers) + 1)):
             yield call_id, f"its executions are numbered {numbers[:20]}"
-        for before, after in zip(executions, executions[1:], strict=False):
+        for before, after in pairwise(executions):
             if before.ended_at is None or before.ended_at > after.started_at:
                 yield call_id, f"execution {after.number} began before {before.number} was over"
         for row in executions:

@@ -26,5 +26,5 @@ def table(mutants: Mapping[str, Sequence[str]]) -> str:
         names = ", ".join(mutants.get(check.id, ()))
         lines.append(f"| {check.id} | {check.statement} | {names} |")
     lines += ["", "## Not checked here", "", "| id | reason |", "|---|---|"]
-    lines += [f"| {id} | {reason} |" for id, reason in WAITING.items()]
+    lines += [f"| {name} | {reason} |" for name, reason in WAITING.items()]
     return "\n".join(lines) + "\n"

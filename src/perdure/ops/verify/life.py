@@ -1,5 +1,7 @@
 """The life of a run: its log, its states and its end."""
 
+from itertools import pairwise
+
 from perdure.ops.verify.checks import Found, rule
 from perdure.ops.verify.record import RunRecord
 from perdure.protocol.events import CancelEvent, RepairEvent, StateEvent
@@ -152,7 +154,7 @@ def repairs_are_told(record: RunRecord) -> Found:
     "Times never run backwards along the log, and the row is not older than its last event.",
 )
 def time_goes_on(record: RunRecord) -> Found:
-    for before, line in zip(record.log, record.log[1:], strict=False):
+    for before, line in pairwise(record.log):
         if line.at < before.at:
             yield line.name, f"it happened at {line.at}, after an event of {before.at}"
     if record.log and record.hot.updated_at < record.log[-1].at:

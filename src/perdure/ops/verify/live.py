@@ -1,6 +1,5 @@
 """What must not stand for long, given the time: only of a database that is being worked on."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -34,5 +33,3 @@ def expiries_are_swept(moment: Moment) -> Found:
 
 
 RULES = (leases_are_swept, expiries_are_swept)
-
-Live = Callable[[RunRecord], Moment]

@@ -79,7 +79,7 @@ async def gather(reader: Reader, row: RunRow) -> RunRecord:
         attempts=await reader.list_attempts(run_id),
         steps=await _steps(reader, run_id),
         calls=calls,
-        executions=await reader.list_executions(run_id) if calls else [],
+        executions=await reader.list_executions(run_id),
         checkpoints=[replace(item, agent_state=None) for item in checkpoints],
         interrupts=[*interrupts, *more],
         artifacts=artifacts,

@@ -1,5 +1,7 @@
 """Who held the run, and that nobody else wrote to it."""
 
+from itertools import pairwise
+
 from perdure.ops.verify.checks import Found, rule
 from perdure.ops.verify.record import LogLine, RunRecord
 from perdure.protocol.events import AttemptEvent, InterruptEvent, LateEvent, StepEvent
@@ -24,7 +26,7 @@ def one_active(record: RunRecord) -> Found:
 
 @rule("I13", "The attempts of a run do not overlap.")
 def no_overlap(record: RunRecord) -> Found:
-    for before, after in zip(record.attempts, record.attempts[1:], strict=False):
+    for before, after in pairwise(record.attempts):
         if before.ended_at is None or before.ended_at > after.started_at:
             yield f"attempt {after.attempt}", f"it began before attempt {before.attempt} was over"
 

@@ -1,14 +1,15 @@
-"""Verifying a database run by run, in memory bounded by its largest run or thread."""
+"""Verifying a database run by run, in memory bounded by its largest runs and threads."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import datetime, timedelta
 from uuid import UUID
+
+import anyio
 
 from perdure.ops.verify.checks import Finding
 from perdure.ops.verify.keys import Keys
 from perdure.ops.verify.live import Moment
 from perdure.ops.verify.load import settled_record
-from perdure.ops.verify.record import RunRecord
 from perdure.ops.verify.report import VerifyReport
 from perdure.ops.verify.table import LIVE_RULES, RUN_RULES, THREAD_RULES
 from perdure.ops.verify.threads import settled_thread
@@ -18,6 +19,9 @@ from perdure.protocol.runs import RunRow
 from perdure.store.ports import Reader, RunFilter
 
 RUNS_PAGE = 200
+AT_ONCE = 8
+"""How many runs are read at once."""
+
 GRACE_S = 60.0
 UNREADABLE = (ValueError, TypeError, LookupError)
 """What reading a damaged row may raise."""
@@ -42,18 +46,17 @@ async def verify(
     """
     work = _Verification(reader, on_finding, now, timedelta(seconds=grace_s))
     if run_id is not None:
-        row = await reader.find_run(tenant_id, run_id)
-        if row is None:
-            raise NotFound("no such run", field="run_id")
-        await work.check_run(row)
-        await work.check_thread(row)
+        await work.check_named(tenant_id, run_id)
         return work.report
     keys = Keys(work.found)
+    batch: list[RunRow] = []
     async for row in work.runs(tenant_id):
         keys.see(row)
-        await work.check_run(row)
-        if await work.is_newest(row):
-            await work.check_thread(row)
+        batch.append(row)
+        if len(batch) == AT_ONCE:
+            await work.check_all(batch)
+            batch.clear()
+    await work.check_all(batch)
     while keys.next_partition():
         async for row in work.runs(tenant_id):
             keys.see(row)
@@ -69,61 +72,69 @@ class _Verification:
         self._on_finding = on_finding
         self._now = now
         self._grace = grace
-        self._unreadable: set[str] = set()
 
     def found(self, finding: Finding) -> None:
         """Count a finding and pass it on."""
         self.report.by_check[finding.check] += 1
         self._on_finding(finding)
 
-    async def check_run(self, row: RunRow) -> None:
-        """Check one run."""
-        run_id = row.facts.run_id
+    async def check_named(self, tenant_id: str | None, run_id: str) -> None:
+        """Check one run and its thread."""
         try:
-            record = await settled_record(self._reader, row)
+            row = await self._reader.find_run(tenant_id, run_id)
         except UNREADABLE as error:
-            self._note_unreadable(run_id, f"its rows cannot be read: {error}")
+            self.found(self._unreadable(run_id, f"its row cannot be read: {error}"))
             return
+        if row is None:
+            raise NotFound("no such run", field="run_id")
+        await self.check_all([row], threads_of_newest=False)
+
+    async def check_all(self, rows: Sequence[RunRow], *, threads_of_newest: bool = True) -> None:
+        """Check a few runs at once, so that their reads overlap; tell the findings in order."""
+        found: list[list[Finding]] = [[] for _ in rows]
+        async with anyio.create_task_group() as group:
+            for row, mine in zip(rows, found, strict=True):
+                group.start_soon(self._check_one, row, mine, threads_of_newest)
+        for mine in found:
+            for finding in mine:
+                self.found(finding)
+
+    async def _check_one(self, row: RunRow, found: list[Finding], only_newest: bool) -> None:
+        try:
+            await self._check_run(row, found)
+            if not only_newest or await self._is_newest(row):
+                await self._check_thread(row, found)
+        except UNREADABLE as error:
+            found.append(self._unreadable(row.facts.run_id, f"it cannot be read: {error}"))
+
+    async def _check_run(self, row: RunRow, found: list[Finding]) -> None:
+        record = await settled_record(self._reader, row)
         if record is None:
             self.report.moving += 1
             return
         self.report.runs += 1
         self.report.events += len(record.log)
         for rule in RUN_RULES:
-            for finding in rule.findings(record, run_id):
-                self.found(finding)
+            found += rule.findings(record, row.facts.run_id)
         if self._now is not None:
-            self._check_live(record, self._now)
+            moment = Moment(record=record, now=self._now, grace=self._grace)
+            for rule in LIVE_RULES:
+                found += rule.findings(moment, row.facts.run_id)
 
-    def _check_live(self, record: RunRecord, now: datetime) -> None:
-        moment = Moment(record=record, now=now, grace=self._grace)
-        for rule in LIVE_RULES:
-            for finding in rule.findings(moment, record.facts.run_id):
-                self.found(finding)
-
-    async def is_newest(self, row: RunRow) -> bool:
+    async def _is_newest(self, row: RunRow) -> bool:
         """Tell whether a run is the newest of its thread: then the thread is looked at."""
         where = RunFilter(thread_id=row.facts.thread_id)
-        try:
-            newest = await self._reader.list_runs(row.facts.tenant_id, where, after=None, limit=1)
-        except UNREADABLE:
-            return False
+        newest = await self._reader.list_runs(row.facts.tenant_id, where, after=None, limit=1)
         return bool(newest) and newest[0].facts.run_id == row.facts.run_id
 
-    async def check_thread(self, row: RunRow) -> None:
-        """Check the thread of a run."""
+    async def _check_thread(self, row: RunRow, found: list[Finding]) -> None:
         facts = row.facts
-        try:
-            record = await settled_thread(self._reader, facts.tenant_id, facts.thread_id)
-        except UNREADABLE as error:
-            self._note_unreadable(facts.run_id, f"its thread cannot be read: {error}")
-            return
+        record = await settled_thread(self._reader, facts.tenant_id, facts.thread_id)
         if record is None:
             return
         self.report.threads += 1
         for rule in THREAD_RULES:
-            for finding in rule.findings(record, facts.run_id):
-                self.found(finding)
+            found += rule.findings(record, facts.run_id)
 
     async def runs(self, tenant_id: str | None) -> AsyncIterator[RunRow]:
         """Yield all runs, newest first; one whose row cannot be read is reported and left out."""
@@ -137,7 +148,7 @@ class _Verification:
                     size = 1
                     continue
                 after = await self._skip(tenant_id, after)
-                self._note_unreadable(after, f"its row cannot be read: {error}")
+                self.found(self._unreadable(after, f"its row cannot be read: {error}"))
                 size = RUNS_PAGE
                 continue
             for row in page:
@@ -164,12 +175,9 @@ class _Verification:
                 high = middle
         return _run_id(low)
 
-    def _note_unreadable(self, run_id: str, text: str) -> None:
-        if run_id in self._unreadable:
-            return
-        self._unreadable.add(run_id)
+    def _unreadable(self, run_id: str, text: str) -> Finding:
         self.report.unreadable += 1
-        self.found(Finding(check="C6", run_id=run_id, subject="run", text=text[:500]))
+        return Finding(check="C6", run_id=run_id, subject="run", text=text[:500])
 
 
 def _run_id(number: int) -> str:

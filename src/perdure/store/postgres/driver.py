@@ -18,7 +18,7 @@ CLOSE_S = 2.0
 
 # Nearly every statement finds its rows by key. Plans must not depend on statistics that are minutes
 # old in a database that has just begun to fill, so only nested loops over indexes are left.
-_SETTINGS = {
+SETTINGS = {
     "application_name": "perdure",
     "jit": "off",
     "timezone": "UTC",
@@ -74,7 +74,7 @@ async def connect(dsn: str, *, timeout_s: float = CONNECT_S) -> Connection:
         timeout=timeout_s,
         max_cached_statement_lifetime=0,
         max_cacheable_statement_size=0,
-        server_settings=_SETTINGS,
+        server_settings=SETTINGS,
     )
     return cast("Connection", opened)
 
@@ -113,7 +113,7 @@ class Pool:
             statement_cache_size=0 if self._pgbouncer else 200,
             max_cached_statement_lifetime=0,
             max_cacheable_statement_size=0,
-            server_settings=None if self._pgbouncer else _SETTINGS,
+            server_settings=None if self._pgbouncer else SETTINGS,
         )
 
     async def close(self) -> None:

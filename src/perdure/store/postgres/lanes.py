@@ -46,13 +46,14 @@ async def pause(failed: int, chance: Callable[[], float] = _CHANCE) -> None:
 
 
 async def keep_trying(
-    once: Callable[[int], Awaitable[Result]], *, patience_s: float = PATIENCE_S
+    once: Callable[[int], Awaitable[Result]], *, patience_s: float | None = None
 ) -> Result:
     """Return what `once` returns, tried as often as the kind of trouble allows.
 
     `once` is given the number of tries before. Raises DataRefused for data that cannot be stored,
     Unavailable (`unavailable`) or StoreFull (`store_full`) when the database stays away or full.
     """
+    patience_s = PATIENCE_S if patience_s is None else patience_s
     started, failed, stale = time.monotonic(), 0, 0
     while True:
         try:
@@ -95,7 +96,7 @@ class Lane:
         self._lock = anyio.Lock()
         self._connection: Connection | None = None
 
-    async def run(self, work: Work[Result], *, patience_s: float = PATIENCE_S) -> Result:
+    async def run(self, work: Work[Result], *, patience_s: float | None = None) -> Result:
         """Do one transaction's work, again where that helps; errors as in `keep_trying`."""
         async with self._lock:
             return await keep_trying(lambda _: self._once(work), patience_s=patience_s)
@@ -181,7 +182,7 @@ class Access:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
 
-    async def run(self, work: Work[Result], *, patience_s: float = PATIENCE_S) -> Result:
+    async def run(self, work: Work[Result], *, patience_s: float | None = None) -> Result:
         """Do the work in one transaction of a pooled connection."""
 
         async def once(_: int) -> Result:

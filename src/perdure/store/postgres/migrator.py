@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 WAIT_S = 300.0
 _POLL_S = 0.2
 _LOG_EVERY_S = 10.0
-_LOCK = 0x70657264757265  # "perdure"; an advisory lock is per database
+LOCK = 0x70657264757265  # "perdure"; an advisory lock is per database
 
 MIGRATIONS = read_migrations(files("perdure.store.postgres") / "migrations")
 SCHEMA_VERSION_OF_CODE = max(migration.version for migration in MIGRATIONS)
@@ -76,7 +76,7 @@ async def _applied(connection: Connection) -> list[Applied]:
 async def _apply(connection: Connection) -> bool:
     """Migrate, unless another process does so at the moment (then False)."""
     async with connection.transaction():
-        (mine,) = await connection.fetch("SELECT pg_try_advisory_xact_lock($1) AS locked", _LOCK)
+        (mine,) = await connection.fetch("SELECT pg_try_advisory_xact_lock($1) AS locked", LOCK)
         if not mine["locked"]:
             return False
         await connection.execute(_TABLE)

@@ -1,7 +1,9 @@
 """Looking at a database's schema without changing it."""
 
+import anyio
+
 from perdure.store.migrate import Applied
-from perdure.store.postgres.driver import Connection
+from perdure.store.postgres.driver import CLOSE_S, Connection
 from perdure.store.postgres.lanes import Lane
 from perdure.store.postgres.migrator import MIGRATIONS
 from perdure.store.status import SchemaState, schema_state
@@ -16,7 +18,8 @@ async def read_schema_state(dsn: str) -> SchemaState:
     try:
         return schema_state(MIGRATIONS, await lane.run(_applied))
     finally:
-        await lane.close()
+        with anyio.move_on_after(CLOSE_S, shield=True):
+            await lane.close()
 
 
 async def _applied(connection: Connection) -> list[Applied]:

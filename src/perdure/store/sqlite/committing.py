@@ -29,7 +29,7 @@ from perdure.store.commits import (
 from perdure.store.rules import Kept
 from perdure.store.sqlite.connection import SQL
 from perdure.store.sqlite.products import write_products
-from perdure.store.sqlite.rows import pack_call, pack_digest, pack_id
+from perdure.store.sqlite.rows import pack_call, pack_digest, pack_id, plain
 from perdure.store.sqlite.transaction import NO_REF, Transaction
 
 _WORKING: Final = frozenset({RunState.PLANNING, RunState.EXECUTING})
@@ -52,6 +52,7 @@ class Prepared:
     run: bytes
     commit_id: bytes
     is_plain: bool
+    values: tuple[Any, ...]
     events: list[tuple[int, int, bytes]]
     calls: list[tuple[Any, ...]]
     updates: list[tuple[Any, ...]]
@@ -66,6 +67,7 @@ def prepare(commit: Commit) -> Prepared:
         run=run,
         commit_id=pack_id(commit.commit_id),
         is_plain=_is_plain(commit),
+        values=_hot_values(commit),
         events=[
             (TYPE_NUMBER[event.data.type], event.step_index, event.encoded())
             for event in commit.events
@@ -73,6 +75,31 @@ def prepare(commit: Commit) -> Prepared:
         calls=[pack_call(run, call) for call in commit.new_calls],
         updates=[_pack_update(run, update) for update in commit.call_updates],
         agent_state=encode(commit.checkpoint.agent_state) if commit.checkpoint else b"",
+    )
+
+
+def _hot_values(commit: Commit) -> tuple[Any, ...]:
+    """Return the columns of the hot row that a plain step sets, in the order of `advance_run`."""
+    hot, used = commit.hot, commit.hot.counters
+    return (
+        hot.state.value,
+        hot.step_index,
+        len(commit.events),
+        hot.faults,
+        plain(hot.parked_on),
+        plain(hot.waiting_kind),
+        plain(hot.code),
+        hot.open_calls,
+        hot.open_interrupts,
+        hot.open_children,
+        used.model_calls,
+        used.tool_calls,
+        used.input_tokens,
+        used.output_tokens,
+        used.cost,
+        used.waiting_ms,
+        used.retries,
+        hot.checkpoint_seq,
     )
 
 
@@ -113,6 +140,7 @@ class _Rows:
     steps: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
     calls: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
     updates: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
+    firsts: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
     executions: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
     ends: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
     checkpoints: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
@@ -123,6 +151,7 @@ class _Rows:
         _write_all(tx, "upsert_step", self.steps)
         _write_all(tx, "insert_tool_call", self.calls)
         _write_all(tx, "update_tool_call", self.updates)
+        _write_all(tx, "insert_first_execution", self.firsts)
         _write_all(tx, "insert_execution", self.executions)
         _write_all(tx, "end_execution", self.ends)
         _write_all(tx, "insert_checkpoint", self.checkpoints)
@@ -162,42 +191,25 @@ def _advance_plain(
     tx: Transaction, rows: _Rows, prepared: Prepared, attempt: int
 ) -> CommitResult | None:
     """Pass the fence in one statement; None when it is closed (the rules then say why)."""
-    commit = prepared.commit
-    guard, hot = commit.guard, commit.hot
-    used = hot.counters
-    written = tx.run(
-        "advance_run",
-        hot.state.value,
-        hot.step_index,
-        len(prepared.events),
-        hot.faults,
-        hot.parked_on and hot.parked_on.value,
-        hot.waiting_kind and hot.waiting_kind.value,
-        hot.code and hot.code.value,
-        hot.open_calls,
-        hot.open_interrupts,
-        hot.open_children,
-        used.model_calls,
-        used.tool_calls,
-        used.input_tokens,
-        used.output_tokens,
-        used.cost,
-        used.waiting_ms,
-        used.retries,
-        hot.checkpoint_seq,
-        tx.now_micros,
-        prepared.commit_id,
-        prepared.run,
-        guard.token,
-        guard.epoch,
-        guard.from_state.value,
-        guard.expected_seq,
-        tx.now_micros,
-        prepared.commit_id,
-    )
+    guard, now, commit_id = prepared.commit.guard, tx.now_micros, prepared.commit_id
+    written = tx.db.execute(
+        SQL["advance_run"],
+        (
+            *prepared.values,
+            now,
+            commit_id,
+            prepared.run,
+            guard.token,
+            guard.epoch,
+            guard.from_state.value,
+            guard.expected_seq,
+            now,
+            commit_id,
+        ),
+    ).rowcount
     if written == 0:
         return None
-    _collect(tx, rows, prepared, tx.now_micros, attempt)
+    _collect(tx, rows, prepared, now, attempt)
     return Committed(seq=guard.expected_seq + len(prepared.events), at=tx.now)
 
 
@@ -259,14 +271,23 @@ def _collect(tx: Transaction, rows: _Rows, prepared: Prepared, at: int, attempt:
         )
     rows.calls += prepared.calls
     rows.updates += prepared.updates
-    for begun in commit.new_executions:
-        call_id, digest = pack_id(begun.tool_call_id), pack_digest(begun.args_digest)
-        rows.executions.append((run, call_id, begun.number, attempt, digest, at))
+    if commit.new_executions:
+        _collect_executions(rows, prepared, at, attempt)
     for end in commit.execution_ends:
         rows.ends.append((at, end.outcome.value, run, pack_id(end.tool_call_id), end.number))
     if commit.checkpoint is not None:
         rows.checkpoints.append(_pack_checkpoint(prepared, commit.checkpoint, at, attempt))
     write_products(tx, commit, run, at)
+
+
+def _collect_executions(rows: _Rows, prepared: Prepared, at: int, attempt: int) -> None:
+    decided = {call.tool_call_id: call.args_digest for call in prepared.commit.new_calls}
+    for begun in prepared.commit.new_executions:
+        known = decided.get(begun.tool_call_id)
+        # the same arguments as decided: they stand in the call's row
+        digest = None if begun.args_digest == known else pack_digest(begun.args_digest)
+        row = (prepared.run, pack_id(begun.tool_call_id), begun.number, attempt, digest, at)
+        (rows.executions if known is None else rows.firsts).append(row)
 
 
 def _pack_checkpoint(

@@ -44,7 +44,7 @@ def connect(path: Path) -> sqlite3.Connection:
         cached_statements=CACHED_STATEMENTS,
     )
     try:
-        wait_for_file(lambda: connection.execute("PRAGMA journal_mode = WAL").fetchall())
+        wait_for_file(lambda: _use_log(connection))
         # rows point at rows that are written in the same transaction, and are deleted with them
         connection.execute("PRAGMA foreign_keys = OFF")
         connection.execute("PRAGMA cache_size = -16384")
@@ -52,6 +52,12 @@ def connect(path: Path) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def _use_log(connection: sqlite3.Connection) -> None:
+    mode = connection.execute("PRAGMA journal_mode = WAL").fetchall()[0][0]
+    if mode != "wal":
+        raise Unavailable(f"the file cannot have a write-ahead log (it stays {mode})")
 
 
 def connect_writer(path: Path, synchronous: Synchronous) -> sqlite3.Connection:

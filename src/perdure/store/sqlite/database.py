@@ -58,6 +58,7 @@ class SqliteDatabase:
         self._migrations = known_migrations() if migrations is None else migrations
         self._writer = Writer(self._clock)
         self._readers = Readers()
+        self._is_open = False
         self._watch: sqlite3.Connection | None = None
         self._store = SqliteStore(self._writer)
         self._reader = SqliteReader(self._readers, self._clock)
@@ -79,9 +80,11 @@ class SqliteDatabase:
 
     def data_version(self) -> int:
         """Return a number that changes when anybody has committed to the file; takes microseconds."""
-        if self._watch is None:
+        if not self._is_open:
             raise Unavailable("the database is not open")
         try:
+            if self._watch is None:
+                self._watch = connect_reader(self._path)
             return int(self._watch.execute("PRAGMA data_version").fetchall()[0][0])
         except sqlite3.Error as error:
             raise translate(error) from error
@@ -95,11 +98,11 @@ class SqliteDatabase:
         refuse_network_file(self._path)
         try:
             connection = self._migrated()
-            self._watch = connect_reader(self._path)
         except sqlite3.Error as error:
             raise translate(error) from error
         self._readers.open(self._path)
         self._writer.start(connection)
+        self._is_open = True
 
     def _migrated(self) -> sqlite3.Connection:
         """Apply what the file lacks, under its write lock; the first process does it for all."""
@@ -119,6 +122,7 @@ class SqliteDatabase:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._is_open = False
         with CancelScope(shield=True):
             await to_thread.run_sync(self._writer.stop)
             await self._readers.close()

@@ -59,10 +59,10 @@ class Outcome:
 
 @dataclass(slots=True)
 class Writer:
-    """The thread, its connection and its queues. `between` is called before each COMMIT (tests)."""
+    """The thread, its connection and its queues. `before_commit` is a hook for tests."""
 
     clock: Clock
-    between: Callable[[sqlite3.Connection], None] | None = None
+    before_commit: Callable[[sqlite3.Connection], None] | None = None
     busy_deadline_s: float = BUSY_DEADLINE_S
     _urgent: deque[Job] = field(default_factory=deque[Job])
     _jobs: deque[Job] = field(default_factory=deque[Job])
@@ -145,11 +145,12 @@ class Writer:
         return [self._run_single(db, job) for job in batch]
 
     def _in_transaction(self, db: sqlite3.Connection, body: Callable[[Transaction], _T]) -> _T:
-        now = self._begin(db)
+        begin_immediate(db, self.busy_deadline_s)
         try:
+            now = self.clock()  # read once the lock is held: in order of commits
             value = body(Transaction(db, now, to_micros(now)))
-            if self.between is not None:
-                self.between(db)
+            if self.before_commit is not None:
+                self.before_commit(db)
             db.execute("COMMIT")
         except BaseException:
             # a full disk has rolled back already
@@ -157,11 +158,6 @@ class Writer:
                 db.execute("ROLLBACK")
             raise
         return value
-
-    def _begin(self, db: sqlite3.Connection) -> datetime:
-        """Take the file's write lock; return the store's time, read once it is held."""
-        begin_immediate(db, self.busy_deadline_s)
-        return self.clock()
 
     def _run_single(self, db: sqlite3.Connection, job: Job) -> Outcome:
         """Run one job alone; a refused commit is an answer, not an error."""

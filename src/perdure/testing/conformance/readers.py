@@ -324,14 +324,14 @@ class RegistryContract(Contract):
         self, store: Store, reader: Reader, clock: FakeClock
     ) -> None:
         first = clock()
-        await store.register([_agent("b", "10"), _agent("a", "2")], [_tool("t", "9")])
+        await store.register([_agent("b", "9"), _agent("a", "2")], [_tool("t", "9")])
         clock.advance(1)
-        await store.register([_agent("b", "9")], [_tool("t", "1"), _tool("s", "1")])
+        await store.register([_agent("b", "10")], [_tool("t", "1"), _tool("s", "1")])
         agents = await reader.list_agents()
         assert [(row.agent_id, row.version) for row in agents] == [
             ("a", "2"),
-            ("b", "10"),
             ("b", "9"),
+            ("b", "10"),
         ]
         assert [row.registered_at for row in agents] == [first, first, clock()]
         assert agents[0].card == {"name": "a", "edition": 1}

@@ -131,6 +131,7 @@ CREATE TABLE attempts (
     PRIMARY KEY (run_id, attempt)
 );
 
+-- Rows of these three are written twice; the room of the first version is to be used again soon.
 CREATE TABLE steps (
     run_id uuid NOT NULL,
     started_at timestamptz NOT NULL,
@@ -140,6 +141,9 @@ CREATE TABLE steps (
     last_seq integer,
     status text NOT NULL,
     PRIMARY KEY (run_id, step_index)
+) WITH (
+    autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000,
+    autovacuum_vacuum_cost_delay = 0, autovacuum_vacuum_insert_threshold = 100000
 );
 
 CREATE TABLE tool_calls (
@@ -159,6 +163,9 @@ CREATE TABLE tool_calls (
     effective_digest bytea,
     effect_key text NOT NULL,
     external_ref bytea
+) WITH (
+    autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000,
+    autovacuum_vacuum_cost_delay = 0, autovacuum_vacuum_insert_threshold = 100000
 );
 CREATE INDEX tool_calls_by_run ON tool_calls (run_id, step_index, ordinal);
 COMMENT ON COLUMN tool_calls.effective_digest IS 'null: the same as args_digest';
@@ -172,6 +179,9 @@ CREATE TABLE tool_executions (
     outcome text,
     args_digest bytea NOT NULL,
     PRIMARY KEY (tool_call_id, number)
+) WITH (
+    autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000,
+    autovacuum_vacuum_cost_delay = 0, autovacuum_vacuum_insert_threshold = 100000
 );
 
 CREATE TABLE events (

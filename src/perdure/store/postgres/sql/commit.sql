@@ -138,10 +138,10 @@ WITH c AS MATERIALIZED (
     INSERT INTO tool_executions (
         tool_call_id, started_at, ended_at, number, attempt, outcome, args_digest)
     SELECT u.tool_call_id, g.at[u.i], CASE WHEN u.outcome IS NOT NULL THEN g.at[u.i] END,
-           CASE WHEN u.tool_call_id = ANY ($39::uuid[]) OR EXISTS (
-               SELECT 1 FROM tool_calls AS t
+           CASE WHEN u.tool_call_id = ANY ($39::uuid[]) THEN u.number ELSE (
+               SELECT u.number FROM tool_calls AS t
                 WHERE t.tool_call_id = u.tool_call_id AND t.run_id = ($3::uuid[])[u.i]
-           ) THEN u.number END,
+           ) END,
            g.attempt[u.i], u.outcome, u.args_digest
       FROM g CROSS JOIN unnest($60::int[], $61::uuid[], $62::int[], $63::bytea[], $64::text[])
                         AS u(i, tool_call_id, number, args_digest, outcome)

@@ -62,6 +62,11 @@ FROM tool_calls AS c
 INNER JOIN runs AS r ON r.run_id = c.run_id
 WHERE c.tool_call_id = ? AND r.tenant_id = ?;
 
+-- name: insert_first_execution
+-- Of a call of the same commit.
+INSERT INTO tool_executions (run_id, tool_call_id, number, attempt, args_digest, started_at)
+VALUES (?, ?, ?, ?, ?, ?);
+
 -- name: insert_execution
 -- No row: there is no such call.
 INSERT INTO tool_executions (run_id, tool_call_id, number, attempt, args_digest, started_at)

@@ -1,0 +1,46 @@
+"""Agents for the tests of the command line: one that answers, one that fails, one that asks."""
+
+from perdure.agents.catalog import AgentRegistry, loop_agent
+from perdure.agents.loop.scripted import ScriptedPlanner
+from perdure.engine.context import PlannerContext
+from perdure.protocol.decisions import Ask, CallTools, Decision, Finish, GiveUp, ToolRequest
+from perdure.tools import tool
+
+REFERENCE = "tests.cli.shop:registry"
+
+
+@tool(side_effect="write", idempotent=True, timeout_s=5, compensation="none is needed")
+def ship(parcel: str) -> str:
+    """Ship a parcel."""
+    return f"shipped {parcel}"
+
+
+def _echo(context: PlannerContext) -> Decision:
+    return Finish(answer=context.input)
+
+
+def _fail(_: PlannerContext) -> Decision:
+    return GiveUp(reason="as asked")
+
+
+def _question(context: PlannerContext) -> Decision:
+    if context.turns:
+        return Finish(answer=context.turns[0].asks[0].value)
+    return Ask(title="Which colour?", key="colour")
+
+
+registry = AgentRegistry()
+registry.add_tool(ship)
+registry.add(
+    loop_agent("echo", "1", ScriptedPlanner(_echo), description="Answers with its input."),
+    loop_agent("fails", "1", ScriptedPlanner(_fail)),
+    loop_agent("asks", "1", ScriptedPlanner(_question)),
+    loop_agent(
+        "ships",
+        "1",
+        ScriptedPlanner(
+            [CallTools(calls=(ToolRequest(tool="ship", args={"parcel": "p1"}),)), Finish(answer=1)]
+        ),
+        tools=["ship"],
+    ),
+)

@@ -1,0 +1,82 @@
+"""Errors are one line on stderr and an exit code that scripts can rely on."""
+
+import pytest
+
+from perdure.ops.exits import ExitCode, exit_of_error
+from perdure.protocol import errors
+from perdure.protocol.errors import PerdureError
+from tests.cli.program import Program
+
+RUN_ID = "run_" + "0" * 32
+INTERRUPT_ID = "int_" + "0" * 32
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("runs", "show", RUN_ID),
+        ("runs", "show", "nonsense"),
+        ("runs", "events", RUN_ID),
+        ("runs", "events", RUN_ID, "--follow"),
+        ("runs", "cancel", RUN_ID),
+        ("interrupts", "resolve", INTERRUPT_ID, "--approve"),
+        ("interrupts", "list", "--run", RUN_ID),
+        ("run", "nobody"),
+    ],
+)
+def test_what_is_not_there_is_4(perdure: Program, words: tuple[str, ...]) -> None:
+    done = perdure(*words)
+    assert (done.code, done.out) == (ExitCode.NOT_FOUND, "")
+    assert done.err.startswith("error: not_found: ")
+    assert done.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("nonsense",),
+        ("runs", "nonsense"),
+        ("runs", "list", "--nonsense"),
+        ("runs", "list", "--limit", "0"),
+        ("interrupts", "resolve", INTERRUPT_ID),
+        ("interrupts", "resolve", INTERRUPT_ID, "--approve", "--reject"),
+        ("interrupts", "resolve", INTERRUPT_ID, "--edit", "{"),
+        ("run", "echo", "--input", "not json"),
+        ("run", "echo", "--input", "@nothing.json"),
+        ("run", "echo", "--options", '{"max_steps": 0}'),
+        ("runs", "events", RUN_ID, "--json", "--follow"),
+        ("run", "echo", "--here", "--agents", "nothing"),
+        ("runs", "list", "--db", "mysql://x"),
+        ("demo", "--data", "nothing.csv"),
+    ],
+)
+def test_a_wrong_command_line_is_2(perdure: Program, words: tuple[str, ...]) -> None:
+    done = perdure(*words)
+    assert (done.code, done.out) == (ExitCode.USAGE, "")
+    assert "Traceback" not in done.err
+
+
+def test_a_database_that_cannot_be_reached_is_7(perdure: Program) -> None:
+    (perdure.folder / "file").write_text("")
+    done = perdure("runs", "list", "--db", "sqlite:///file/perdure.db")
+    assert done.code == ExitCode.UNREACHABLE
+    assert done.err.startswith("error: unavailable: ")
+
+
+def test_a_file_that_is_no_database_is_7(perdure: Program) -> None:
+    (perdure.folder / "file").write_text("not a database" * 100)
+    done = perdure("runs", "list", "--db", "sqlite:///file")
+    assert done.code == ExitCode.UNREACHABLE
+    assert done.err.count("\n") == 1
+
+
+def test_every_error_of_the_tree_has_an_exit_code() -> None:
+    kinds = [
+        kind
+        for kind in vars(errors).values()
+        if isinstance(kind, type) and issubclass(kind, PerdureError) and kind is not PerdureError
+    ]
+    assert kinds
+    for kind in kinds:
+        assert exit_of_error(kind("")) is not ExitCode.RUN_FAILED, kind
+    assert exit_of_error(PerdureError("")) is ExitCode.RUN_FAILED

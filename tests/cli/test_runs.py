@@ -1,0 +1,111 @@
+"""Runs and interrupts from the command line, on a database without any server."""
+
+import json
+
+from tests.cli.program import Program
+from tests.cli.shop import REFERENCE
+
+HERE = ("--here", "--agents", REFERENCE, "--timeout", "15")
+
+
+def test_a_run_that_is_waited_for_says_how_it_ended(perdure: Program) -> None:
+    done = perdure("run", "echo", "--input", '{"a": 1}', "--json", *HERE)
+    assert (done.code, done.json["state"], done.json["answer"]) == (0, "succeeded", {"a": 1})
+    failed = perdure("run", "fails", *HERE)
+    assert failed.code == 1
+    assert "as asked" in failed.out
+
+
+def test_a_run_that_waits_for_a_person_ends_the_wait_with_3(perdure: Program) -> None:
+    done = perdure("run", "ships", "--json", *HERE)
+    assert (done.code, done.json["status"]) == (3, "INPUT_REQUIRED")
+
+
+def test_a_run_that_nobody_carries_out_times_out_and_stays(perdure: Program) -> None:
+    perdure("run", "echo", *HERE)
+    done = perdure("run", "echo", "--wait", "--timeout", "0.1", "--json")
+    assert (done.code, done.json["status"]) == (124, "QUEUED")
+    listed = perdure("runs", "list", "--unfinished", "--json").json["items"]
+    assert [run["run_id"] for run in listed] == [done.json["run_id"]]
+
+
+def test_a_run_without_wait_returns_at_once(perdure: Program) -> None:
+    perdure("run", "echo", *HERE)
+    done = perdure("run", "echo")
+    assert done.code == 0
+    assert done.err.startswith("run run_")
+
+
+def test_the_same_key_is_the_same_run_and_another_input_a_conflict(perdure: Program) -> None:
+    first = perdure("run", "echo", "--input", "1", "--key", "k", "--json", *HERE)
+    again = perdure("run", "echo", "--input", "1", "--key", "k", "--json")
+    other = perdure("run", "echo", "--input", "2", "--key", "k")
+    assert first.json["run_id"] == again.json["run_id"]
+    assert (other.code, other.err.split(":")[1].strip()) == (5, "idempotency_mismatch")
+
+
+def test_the_log_can_be_read_as_text_lines_and_one_document(perdure: Program) -> None:
+    run_id = perdure("run", "echo", "--json", *HERE).json["run_id"]
+    lines = perdure("runs", "events", run_id, "--jsonl", "--follow").out.splitlines()
+    document = perdure("runs", "events", run_id, "--json").json
+    text = perdure("runs", "events", run_id)
+    assert [json.loads(line) for line in lines] == document
+    assert [event["seq"] for event in document] == list(range(1, len(document) + 1))
+    assert "state succeeded" in text.out
+    later = perdure("runs", "events", run_id, "--json", "--after", "2").json
+    assert later == document[2:]
+
+
+def test_a_run_is_shown_with_its_calls(perdure: Program) -> None:
+    run_id = perdure("run", "ships", "--json", *HERE).json["run_id"]
+    shown = perdure("runs", "show", run_id)
+    assert "ship" in shown.out
+    assert perdure("runs", "show", run_id, "--json").json["run_id"] == run_id
+
+
+def test_a_waiting_run_is_cancelled_at_once(perdure: Program) -> None:
+    run_id = perdure("run", "asks", "--json", *HERE).json["run_id"]
+    done = perdure("runs", "cancel", run_id, "--reason", "not needed", "--json")
+    assert (done.code, done.json["status"]) == (0, "INTERRUPTED")
+
+
+def test_an_approval_is_given_once(perdure: Program) -> None:
+    run_id = perdure("run", "ships", "--json", *HERE).json["run_id"]
+    (asked,) = perdure("interrupts", "list", "--json").json["items"]
+    assert asked["action"]["args"] == {"parcel": "p1"}
+    identifier = asked["interrupt_id"]
+    first = perdure("interrupts", "resolve", identifier, "--approve", "--json")
+    again = perdure("interrupts", "resolve", identifier, "--approve", "--json")
+    other = perdure("interrupts", "resolve", identifier, "--reject")
+    assert (first.code, first.json["replayed"]) == (0, False)
+    assert (again.code, again.json["replayed"]) == (0, True)
+    assert (other.code, other.err.split(":")[1].strip()) == (5, "already_answered")
+    assert perdure("interrupts", "list", "--json").json["items"] == []
+    (closed,) = perdure("interrupts", "list", "--all", "--run", run_id, "--json").json["items"]
+    assert closed["answer"] == "approve"
+
+
+def test_a_question_takes_json(perdure: Program) -> None:
+    perdure("run", "asks", *HERE)
+    (asked,) = perdure("interrupts", "list", "--json").json["items"]
+    (perdure.folder / "answer.json").write_text('"red"')
+    done = perdure(
+        "interrupts", "resolve", asked["interrupt_id"], "--respond", "@answer.json", "--json"
+    )
+    assert done.json["interrupt"]["value"] == "red"
+    assert "Which colour?" in perdure("interrupts", "list", "--all").out
+
+
+def test_agents_are_known_after_a_worker_ran(perdure: Program) -> None:
+    assert perdure("agents", "list", "--json").json["items"] == []
+    perdure("run", "echo", *HERE)
+    found = perdure("agents", "list", "--json").json["items"]
+    assert [agent["agent_id"] for agent in found] == ["asks", "echo", "fails", "ships"]
+    assert "Answers with its input." in perdure("agents", "list").out
+
+
+def test_what_the_tests_leave_behind_passes_verify(perdure: Program) -> None:
+    perdure("run", "echo", *HERE)
+    perdure("run", "ships", *HERE)
+    done = perdure("verify", "--json")
+    assert (done.code, done.json["findings"], done.json["runs"]) == (0, [], 2)

@@ -1,0 +1,62 @@
+"""What the flow tests share: an engine over each database, checked by `verify` at the end."""
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from perdure.engine.core import EngineSettings
+from perdure.engine.ports import HostedAgent
+from perdure.ops.verify import verify
+from perdure.protocol.events import RecordedEvent, StateEvent
+from perdure.store.ports import Database
+from perdure.store.postgres import PostgresDatabase
+from perdure.store.sqlite import SqliteDatabase
+from perdure.testing.embedded import SETTINGS, Embedded, embedded
+from perdure.testing.tools import ToolZoo
+
+
+def database_at(url: str) -> Database:
+    """Return the database of a URL, not entered."""
+    if url.startswith("postgresql://"):
+        return PostgresDatabase(url)
+    return SqliteDatabase(Path(url))
+
+
+async def assert_sound(database: Database) -> None:
+    """Fail when `perdure verify` finds anything."""
+    found: list[str] = []
+    await verify(database.reader, on_finding=lambda finding: found.append(str(finding)))
+    assert found == []
+
+
+@asynccontextmanager
+async def flow(
+    url: str,
+    agents: Sequence[HostedAgent],
+    zoo: ToolZoo | None = None,
+    *,
+    settings: EngineSettings = SETTINGS,
+    start: bool = True,
+) -> AsyncGenerator[Embedded]:
+    """Run an engine over the database of a URL; on leaving, verify must find nothing."""
+    async with database_at(url) as database:
+        registry = zoo.registry if zoo is not None else None
+        async with embedded(
+            database, agents, tools=registry, settings=settings, start=start
+        ) as engine:
+            try:
+                yield engine
+            finally:
+                if zoo is not None:
+                    zoo.open_gate()
+        await assert_sound(database)
+
+
+def states(events: Sequence[RecordedEvent]) -> list[str]:
+    """Return the states a run went through."""
+    return [event.data.state for event in events if isinstance(event.data, StateEvent)]
+
+
+def types(events: Sequence[RecordedEvent]) -> list[str]:
+    """Return the types of the events, in order."""
+    return [event.type for event in events]

@@ -1,0 +1,111 @@
+"""Verification finds nothing in a clean history, and each single fault by the check named for it."""
+
+import re
+import shutil
+import sqlite3
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from perdure.ops.verify import CHECKS, WAITING, Finding, VerifyReport, verify
+from perdure.ops.verify.docs import table
+from perdure.protocol.errors import NotFound
+from perdure.store.sqlite import SqliteDatabase
+from tests.ops.verify_history import History, make_history
+from tests.ops.verify_mutants import MUTANTS, TYPES, Mutant, by_check
+
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "invariants.md"
+
+
+@pytest.fixture(scope="module")
+async def history(tmp_path_factory: pytest.TempPathFactory) -> History:
+    """One clean history for all tests of this module."""
+    folder = tmp_path_factory.mktemp("history")
+    path = folder / "clean.db"
+    return await make_history(path, folder / "journal")
+
+
+async def findings_of(
+    path: Path, run_id: str | None = None, *, now: datetime | None = None
+) -> tuple[list[Finding], VerifyReport]:
+    """Verify a file; return what was found and the report."""
+    found: list[Finding] = []
+    async with SqliteDatabase(path) as database:
+        report = await verify(database.reader, run_id=run_id, on_finding=found.append, now=now)
+    return found, report
+
+
+async def test_a_clean_history_yields_no_finding(history: History) -> None:
+    found, report = await findings_of(history.path, now=history.at)
+    assert found == []
+    assert report.is_clean
+    assert (report.runs, report.moving, report.unreadable) == (len(history.runs), 0, 0)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.check}: {mutant.name}")
+async def test_a_fault_is_caught_by_its_check(
+    mutant: Mutant, history: History, tmp_path: Path
+) -> None:
+    path = tmp_path / "mutant.db"
+    mutate(mutant, history, path)
+    run_id = None if mutant.whole else history.runs[mutant.scene]
+    now = None if mutant.in_s is None else history.at + timedelta(seconds=mutant.in_s)
+    found, report = await findings_of(path, run_id, now=now)
+    assert mutant.check in {finding.check for finding in found}, found
+    assert not report.is_clean
+    if not mutant.whole:
+        assert {finding.run_id for finding in found} == {run_id}
+
+
+def mutate(mutant: Mutant, history: History, path: Path) -> None:
+    """Write a copy of the history with one fault in it."""
+    shutil.copy(history.path, path)
+    db = sqlite3.connect(path, isolation_level=None)
+    try:
+        db.execute("PRAGMA ignore_check_constraints = ON")
+        for name, kind in db.execute(
+            "SELECT name, type FROM sqlite_schema WHERE type = 'trigger' OR (type = 'index'"
+            " AND sql LIKE 'CREATE UNIQUE%')"
+        ).fetchall():
+            db.execute(f"DROP {kind} {name}")
+        values = {
+            "run": key_of(history.runs[mutant.scene]),
+            "other": key_of(history.runs[mutant.other]),
+            **TYPES,
+        }
+        before = db.total_changes
+        for statement in mutant.statements:
+            named = set(re.findall(r":(\w+)", statement))
+            db.execute(statement, {name: values[name] for name in named & set(values)})
+        assert db.total_changes > before or mutant.in_s is not None, "the fault changes nothing"
+    finally:
+        db.close()
+
+
+def key_of(run_id: str) -> bytes:
+    """Return the bytes of an id, as SQLite keeps it."""
+    return bytes.fromhex(run_id.removeprefix("run_"))
+
+
+async def test_a_run_that_is_not_there_is_not_found(history: History) -> None:
+    with pytest.raises(NotFound):
+        await findings_of(history.path, "run_" + "0" * 32)
+
+
+def test_every_check_has_a_mutant() -> None:
+    assert set(by_check()) == set(CHECKS)
+    names = [(mutant.check, mutant.name) for mutant in MUTANTS]
+    assert len(set(names)) == len(names)
+
+
+def test_a_check_that_waits_is_not_made() -> None:
+    assert not set(WAITING) & set(CHECKS)
+    catalogue = {f"I{number:02}" for number in range(1, 53)}
+    assert catalogue <= set(WAITING) | set(CHECKS)
+    assert {f"C{number}" for number in range(1, 9)} <= set(WAITING) | set(CHECKS)
+    assert {f"L{number}" for number in range(1, 9)} <= set(WAITING) | set(CHECKS)
+
+
+def test_the_reference_page_is_generated_from_the_table() -> None:
+    assert PAGE.read_text(encoding="utf-8") == table(by_check())

@@ -1,0 +1,294 @@
+"""A clean history: one run of each kind that the engine can make today, by the real engine.
+
+`make_history` fills an empty SQLite file and returns the runs by the name of their scene. Some
+end, some wait, one is held, one is queued, one is put aside.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, cast
+
+import anyio
+from pydantic import JsonValue
+
+from perdure.engine.context import PlannerContext
+from perdure.engine.ports import HostedAgent, PlannerFailure
+from perdure.protocol.decisions import (
+    Ask,
+    CallTools,
+    Decision,
+    Finish,
+    ModelUse,
+    Sleep,
+    ToolRequest,
+)
+from perdure.protocol.events import PlanItem, Usage
+from perdure.protocol.failures import Failure, FailureCode, Stage
+from perdure.protocol.policies import RetryPolicy
+from perdure.protocol.runs import RunRow
+from perdure.protocol.states import Answer, CancelAction, RunState
+from perdure.store.commits import ClaimWant
+from perdure.store.sqlite import SqliteDatabase
+from perdure.testing.embedded import (
+    Embedded,
+    SystemClock,
+    call,
+    calls,
+    embedded,
+    scripted,
+    unasked,
+)
+from perdure.testing.tools import ToolZoo
+from perdure.tools import FunctionTool, ToolUnavailable, tool
+
+DONE = Finish(answer="done")
+BIG = "x" * 20_000
+HOUR = timedelta(hours=1)
+
+
+class ShiftingClock:
+    """The system's clock, moved forward at will: leases expire when a test wants it."""
+
+    def __init__(self) -> None:
+        self._shift = timedelta()
+
+    def __call__(self) -> datetime:
+        return SystemClock().now() + self._shift
+
+    def advance(self, seconds: float) -> None:
+        """Move the clock forward."""
+        self._shift += timedelta(seconds=seconds)
+
+
+def _use(text: str) -> ModelUse:
+    return ModelUse(
+        model="scripted", text=text, usage=Usage(input_tokens=10, output_tokens=5, cost=0.01)
+    )
+
+
+def _plain() -> list[Decision]:
+    wish = ToolRequest(tool="echo", args={"value": 1})
+    return [
+        CallTools(
+            calls=(wish, wish.model_copy(update={"args": {"value": 2}})),
+            model_uses=(_use("first"),),
+            state={"seen": 1},
+            plan=(PlanItem(text="look", status="in_progress"),),
+        ),
+        call("echo", value=3).model_copy(update={"model_uses": (_use("second"),)}),
+        Finish(answer={"sum": 6}, model_uses=(_use("third"),)),
+    ]
+
+
+def _stumbling(context: PlannerContext) -> Decision:
+    """Fail twice as a model may, then go on."""
+    if context.model_failures < 2:
+        failure = Failure(
+            code=FailureCode.MODEL_ERROR, reason="busy", retryable=True, stage=Stage.PLANNING
+        )
+        raise PlannerFailure(failure, model_uses=(_use(""),))
+    return DONE
+
+
+class _Bug:
+    """Raises once, as a planner with a bug would; then it is mended."""
+
+    def __init__(self) -> None:
+        self.raised = False
+
+    def __call__(self, context: PlannerContext) -> Decision:
+        if not self.raised:
+            self.raised = True
+            raise KeyError("a bug of the planner")
+        return DONE
+
+
+def _wobbly(zoo: ToolZoo) -> FunctionTool[..., Any]:
+    @tool(retry=RetryPolicy(attempts_max=3, backoff_s=0.01))
+    def wobbly() -> str:
+        """Be unavailable once."""
+        if zoo.begin("wobbly") == 1:
+            raise ToolUnavailable("down")
+        return "up"
+
+    return cast("FunctionTool[..., Any]", wobbly)
+
+
+def agents() -> list[HostedAgent]:
+    """Return the agents of the scenes."""
+    ask = Ask(title="Which one?", key="which", expires_in=HOUR)
+    quick = RetryPolicy(attempts_max=3, backoff_s=0.01)
+    pay = ["pay"]
+    return [
+        scripted("plain", _plain(), tools=["echo"]),
+        scripted("approved", [call("pay", amount=1), DONE], tools=pay),
+        scripted(
+            "siblings",
+            [calls(("pay", {"amount": 2}), ("echo", {"value": 1})), DONE],
+            tools=[*pay, "echo"],
+        ),
+        scripted("artist", [call("draw", text="a"), call("draw", text="b"), DONE], tools=["draw"]),
+        scripted("big", [call("echo", value=BIG), Finish(answer=BIG)], tools=["echo"]),
+        scripted("wobbly", [call("wobbly"), DONE], tools=["wobbly"]),
+        scripted("looping", lambda _: call("echo", value=1), tools=["echo"]),
+        scripted("late", [call("pay_late", amount=3), DONE], tools=unasked("pay_late")),
+        scripted("hanging", [call("hang"), DONE], tools=["hang"]),
+        scripted("found", [call("pay_then_hang", amount=4), DONE], tools=unasked("pay_then_hang")),
+        scripted("asking", [ask, DONE]),
+        scripted("sleeping", [Sleep(duration=timedelta(days=1)), DONE]),
+        scripted("napping", [Sleep(duration=timedelta(0)), DONE]),
+        scripted("stumbling", _stumbling, model_retry=quick),
+        scripted("buggy", _Bug()),
+        scripted("wrong", [call("nothing", x=1), call("echo", wrong=1), DONE], tools=["echo"]),
+        scripted("idle", [DONE]),
+    ]
+
+
+Runs = dict[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """A file, the runs in it by scene, and the time at its end, by its own clock."""
+
+    path: Path
+    runs: Mapping[str, str]
+    at: datetime
+
+
+async def make_history(path: Path, journal: Path) -> History:
+    """Fill an empty file. Nothing runs any more then."""
+    clock = ShiftingClock()
+    runs: Runs = {}
+    with ToolZoo(journal) as zoo:
+        zoo.registry.add(_wobbly(zoo))
+        async with (
+            SqliteDatabase(path, clock=clock) as database,
+            embedded(database, agents(), tools=zoo.registry) as engine,
+        ):
+            await _ended(engine, runs)
+            await _answered(engine, runs, clock)
+            await _cancelled(engine, runs, zoo)
+            await _lost(engine, runs, zoo, clock)
+            await _standing(engine, runs)
+            await engine.stop()
+            await _held(engine, runs)
+    return History(path=path, runs=runs, at=clock())
+
+
+async def _ended(engine: Embedded, runs: Runs) -> None:
+    """Runs that end by themselves."""
+    for agent in ("plain", "artist", "big", "wobbly", "napping", "stumbling", "wrong", "idle"):
+        runs[agent] = await engine.submit(agent, idempotency_key=f"key-{agent}")
+    runs["keyed"] = await engine.submit("idle", idempotency_key="another key")
+    runs["large input"] = await engine.submit("idle", BIG)
+    first = await engine.run(runs["plain"])
+    runs["second of thread"] = await engine.submit("plain", thread_id=first.facts.thread_id)
+    runs["max steps"] = await engine.submit("plain", max_steps=1)
+    runs["looping"] = await engine.submit("looping", loop_limit=2)
+    runs["buggy"] = await engine.submit("buggy")
+    for run_id in runs.values():
+        await engine.wait_terminal(run_id)
+
+
+async def _answered(engine: Embedded, runs: Runs, clock: ShiftingClock) -> None:
+    """Runs whose questions are answered, or are not in time."""
+    answers: dict[str, tuple[Answer, JsonValue]] = {
+        "approved": (Answer.APPROVE, None),
+        "edited": (Answer.EDIT, {"amount": 7}),
+        "told": (Answer.RESPOND, None),
+        "rejected": (Answer.REJECT, None),
+    }
+    for scene, (answer, args) in answers.items():
+        runs[scene] = await engine.submit("approved")
+        [question] = await engine.wait_waiting(runs[scene])
+        await engine.answer(question.interrupt_id, answer, args=args)
+        await engine.wait_terminal(runs[scene])
+    runs["siblings"] = await engine.submit("siblings")
+    [question] = await engine.wait_waiting(runs["siblings"])
+    await engine.answer(question.interrupt_id, Answer.APPROVE)
+    await engine.wait_terminal(runs["siblings"])
+    runs["asked"] = await engine.submit("asking")
+    [question] = await engine.wait_waiting(runs["asked"])
+    await engine.answer(question.interrupt_id, Answer.RESPOND, value={"which": 2})
+    await engine.wait_terminal(runs["asked"])
+    runs["expired"] = await engine.submit("asking")
+    await engine.wait_waiting(runs["expired"])
+    runs["timed out"] = await engine.submit("sleeping", timeouts={"run_s": 600})
+    await engine.wait_event(runs["timed out"], "step")
+    clock.advance(2 * 3600)
+    await engine.wait_terminal(runs["expired"])
+    await engine.wait_terminal(runs["timed out"])
+
+
+async def _cancelled(engine: Embedded, runs: Runs, zoo: ToolZoo) -> None:
+    """Runs that are cancelled: waiting, queued, and in the middle of a payment."""
+    runs["cancelled waiting"] = await engine.submit("asking")
+    await engine.wait_waiting(runs["cancelled waiting"])
+    thread_id = (await engine.run(runs["cancelled waiting"])).facts.thread_id
+    runs["cancelled queued"] = await engine.submit("idle", thread_id=thread_id)
+    await engine.cancel(runs["cancelled queued"], CancelAction.ROLLBACK)
+    await engine.cancel(runs["cancelled waiting"])
+    runs["late"] = await engine.submit("late")
+    await zoo.wait_started("pay_late")
+    await engine.cancel(runs["late"])
+    for scene in ("cancelled waiting", "cancelled queued", "late"):
+        await engine.wait_terminal(runs[scene])
+    zoo.open_gate()
+    with anyio.fail_after(10):
+        while not await engine.core.reader.list_late(runs["late"]):  # noqa: ASYNC110  # no signal
+            await anyio.sleep(0.01)
+    zoo.gate.clear()
+
+
+async def _lost(engine: Embedded, runs: Runs, zoo: ToolZoo, clock: ShiftingClock) -> None:
+    """Runs whose worker dies in the middle of a call; another one takes them over."""
+    for scene, agent in (("retried", "late"), ("lost", "hanging"), ("found", "found")):
+        runs[scene] = await engine.submit(agent)
+    runs["happened"] = await engine.submit("late")
+    await zoo.wait_started("pay_late", 3)
+    await zoo.wait_started("hang")
+    await zoo.wait_started("pay_then_hang")
+    await engine.kill_worker()
+    clock.advance(60)
+    zoo.open_gate()
+    await engine.start_worker()
+    [question] = await engine.wait_waiting(runs["retried"])
+    await engine.answer(question.interrupt_id, Answer.RETRY)
+    [question] = await engine.wait_waiting(runs["happened"])
+    await engine.answer(
+        question.interrupt_id, Answer.HAPPENED, value={"paid": 3}, external_ref="order-9"
+    )
+    for scene in ("retried", "lost", "found", "happened"):
+        await engine.wait_terminal(runs[scene])
+
+
+async def _standing(engine: Embedded, runs: Runs) -> None:
+    """Runs that wait: for a person, for a time, for their turn."""
+    runs["waiting"] = await engine.submit("asking", timeouts={"run_s": 3600})
+    await engine.wait_waiting(runs["waiting"])
+    runs["approving"] = await engine.submit("siblings", timeouts={"approval_s": 3600})
+    await engine.wait_waiting(runs["approving"])
+    thread_id = (await engine.run(runs["waiting"])).facts.thread_id
+    runs["queued"] = await engine.submit("idle", thread_id=thread_id)
+    runs["sleeping"] = await engine.submit("sleeping", timeouts={"run_s": 100_000})
+    await engine.wait_until(runs["sleeping"], _is_unheld_planning)
+
+
+def _is_unheld_planning(row: RunRow) -> bool:
+    hot = row.hot
+    return hot.state is RunState.PLANNING and hot.lease_owner is None and hot.step_index == 1
+
+
+async def _held(engine: Embedded, runs: Runs) -> None:
+    """Runs in the hands of a worker that never comes back, and one that is put aside."""
+    store = engine.core.store
+    for scene in ("held", "put aside"):
+        runs[scene] = await engine.submit("idle")
+    want = ClaimWant(worker_id="wrk_ghost", limit=2, lease_ttl_s=30, serves=(("idle", "1"),))
+    tokens = {item.row.facts.run_id: item.token for item in await store.claim_runs(want)}
+    assert set(tokens) == {runs["held"], runs["put aside"]}
+    aside = runs["put aside"]
+    assert await store.quarantine(aside, tokens[aside], "the log is damaged", 0)

@@ -1,0 +1,541 @@
+-- Single faults: what one broken row looks like, for every check.
+--
+-- Each is run on a copy of the clean history, with triggers, checks and unique indexes off.
+-- `:run` and `:other` are the ids of two scenes, `:t_…` the numbers of event types. The header:
+--     mutant: check | scene | name | options
+-- `other=scene`; `whole`: verify the whole database; `in_s=n`: verify with the liveness checks, so
+-- many seconds after the history was made.
+
+-- mutant: I01 | plain | an event after the end
+INSERT INTO events SELECT run_id, seq + 1, :t_custom, step_index, at, attempt, epoch,
+    schema_version, CAST('{"name":"note"}' AS BLOB) FROM events WHERE run_id = :run ORDER BY seq
+    DESC LIMIT 1;
+UPDATE run_state SET last_seq = last_seq + 1 WHERE run_id = :run;
+
+-- mutant: I02 | plain | the end is no state event
+UPDATE events SET type = :t_custom, data = CAST('{"name":"note"}' AS BLOB) WHERE run_id = :run
+    AND seq = (SELECT max(seq) FROM events WHERE run_id = :run);
+
+-- mutant: I02 | plain | a second end
+INSERT INTO events SELECT run_id, seq + 1, :t_state, step_index, at, attempt, epoch,
+    schema_version, (SELECT data FROM events WHERE run_id = :run AND type = :t_state ORDER BY
+    seq DESC LIMIT 1) FROM events WHERE run_id = :run ORDER BY seq DESC LIMIT 1;
+UPDATE run_state SET last_seq = last_seq + 1 WHERE run_id = :run;
+
+-- mutant: I02 | plain | terminal_seq names another event
+UPDATE run_state SET terminal_seq = 3 WHERE run_id = :run;
+
+-- mutant: I03 | plain | a state event leaves another state
+UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.from_state', 'pending') AS BLOB)
+    WHERE run_id = :run AND seq = (SELECT max(seq) FROM events WHERE run_id = :run);
+
+-- mutant: I03 | idle | an illegal transition
+UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.state', 'succeeded') AS BLOB)
+    WHERE run_id = :run AND seq = 3;
+
+-- mutant: I03 | idle | a transition that leads elsewhere
+UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.why', 'next_step') AS BLOB) WHERE
+    run_id = :run AND seq = 3;
+
+-- mutant: I04 | plain | an event is missing
+DELETE FROM events WHERE run_id = :run AND seq = 7;
+
+-- mutant: I04 | plain | the row counts an event too many
+UPDATE run_state SET last_seq = last_seq + 1 WHERE run_id = :run;
+
+-- mutant: I05 | sleeping | the row is in another state
+UPDATE run_state SET state = 'executing' WHERE run_id = :run;
+
+-- mutant: I30 | plain | success with an open step
+UPDATE steps SET status = 'running' WHERE run_id = :run AND step_index = 1;
+
+-- mutant: I30 | plain | success with an open call
+UPDATE tool_calls SET status = 'running' WHERE run_id = :run AND step_index = 1;
+
+-- mutant: I30 | approved | success with an open question
+UPDATE interrupts SET status = 'pending' WHERE run_id = :run;
+
+-- mutant: I47 | rejected | a failure without a code
+UPDATE run_state SET code = NULL WHERE run_id = :run;
+
+-- mutant: I47 | plain | a success with a code
+UPDATE run_state SET code = 'INTERNAL' WHERE run_id = :run;
+
+-- mutant: I47 | plain | an end without a time
+UPDATE run_state SET finished_at = NULL WHERE run_id = :run;
+
+-- mutant: I47 | rejected | another code than the log's
+UPDATE run_state SET code = 'INTERNAL' WHERE run_id = :run;
+
+-- mutant: I47 | late | cancelled by nobody
+UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.by', '') AS BLOB) WHERE run_id =
+    :run AND type = :t_cancel;
+
+-- mutant: I49 | put aside | a repair without a reason
+UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.reason', '') AS BLOB) WHERE run_id
+    = :run AND type = :t_repair;
+
+-- mutant: I49 | waiting | put aside without a word
+UPDATE run_state SET parked_on = 'repair' WHERE run_id = :run;
+
+-- mutant: I52 | plain | an older schema after a newer one
+UPDATE events SET schema_version = 2 WHERE run_id = :run AND seq = 4;
+
+-- mutant: H5 | plain | time runs backwards
+UPDATE events SET at = at - 3600000000 WHERE run_id = :run AND seq = 7;
+
+-- mutant: H5 | plain | a row older than its log
+UPDATE run_state SET updated_at = updated_at - 1 WHERE run_id = :run;
+
+-- mutant: I06 | plain | a call without its action
+UPDATE tool_calls SET action_seq = 1 WHERE run_id = :run AND step_index = 1;
+
+-- mutant: I06 | plain | an action without its call
+DELETE FROM tool_calls WHERE run_id = :run AND step_index = 1;
+
+-- mutant: I06 | plain | a call of another tool than its action
+UPDATE tool_calls SET tool = 'pay' WHERE run_id = :run AND step_index = 1;
+
+-- mutant: I06 | approved | a call with another effect key
+UPDATE tool_calls SET effect_key = 'eff_again' WHERE run_id = :run;
+
+-- mutant: I07 | plain | two results
+UPDATE events SET type = :t_result, data = ( SELECT data FROM events WHERE run_id = :run AND
+    type = :t_result ORDER BY seq LIMIT 1 ) WHERE run_id = :run AND type = :t_step AND
+    step_index = 0;
+
+-- mutant: I07 | approved | an ended run with a call without result
+UPDATE events SET type = :t_custom, data = CAST('{"name":"note"}' AS BLOB) WHERE run_id = :run
+    AND type = :t_result;
+
+-- mutant: I07 | approved | a call names another result
+UPDATE tool_calls SET result_seq = 1 WHERE run_id = :run;
+
+-- mutant: I07 | approved | another status than the result's
+UPDATE tool_calls SET status = 'failed' WHERE run_id = :run;
+
+-- mutant: I07 | approved | a result that is no outcome
+UPDATE tool_calls SET status = 'pending' WHERE run_id = :run;
+UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.status', 'pending') AS BLOB) WHERE
+    run_id = :run AND type = :t_result;
+
+-- mutant: I08 | plain | a result before its action
+CREATE TEMP TABLE places AS SELECT (SELECT min(seq) FROM events WHERE run_id = :run AND type =
+    :t_action AND step_index = 1) AS a, (SELECT min(seq) FROM events WHERE run_id = :run AND
+    type = :t_result AND step_index = 1) AS b;
+UPDATE events SET seq = -1 WHERE run_id = :run AND seq = (SELECT a FROM places);
+UPDATE events SET seq = (SELECT a FROM places) WHERE run_id = :run AND seq = (SELECT b FROM
+    places);
+UPDATE events SET seq = (SELECT b FROM places) WHERE run_id = :run AND seq = -1;
+
+-- mutant: I28 | retried | a second payment that nobody decided
+DELETE FROM interrupts WHERE run_id = :run;
+
+-- mutant: I28 | retried | a decision that another execution spent
+UPDATE interrupts SET consumed_by = 1 WHERE run_id = :run;
+
+-- mutant: I28 | retried | a decision after the second start
+UPDATE interrupts SET answered_at = answered_at + 3600000000 WHERE run_id = :run;
+
+-- mutant: I28 | retried | the answer was not to retry
+UPDATE interrupts SET answer = 'skip' WHERE run_id = :run;
+
+-- mutant: I29 | approved | success with an unknown outcome
+UPDATE tool_calls SET status = 'unknown' WHERE run_id = :run;
+
+-- mutant: I29 | rejected | a failed run with an open call
+UPDATE tool_calls SET status = 'awaiting_approval' WHERE run_id = :run;
+
+-- mutant: I35 | edited | executed with other arguments
+UPDATE tool_executions SET args_digest = ( SELECT args_digest FROM tool_calls WHERE run_id =
+    :run ) WHERE run_id = :run;
+
+-- mutant: I35 | plain | an execution of no call | other=idle
+UPDATE tool_calls SET run_id = :other WHERE run_id = :run AND step_index = 1;
+
+-- mutant: I48 | happened | the order's number is lost
+UPDATE tool_calls SET external_ref = NULL WHERE run_id = :run;
+
+-- mutant: H6 | retried | an execution is missing
+DELETE FROM tool_executions WHERE run_id = :run AND number = 1;
+
+-- mutant: H6 | retried | two executions at once
+UPDATE tool_executions SET ended_at = ended_at + 3600000000 WHERE run_id = :run AND number = 1;
+
+-- mutant: H6 | approved | an execution goes on after the result
+UPDATE tool_executions SET ended_at = NULL, outcome = NULL WHERE run_id = :run;
+
+-- mutant: C4 | plain | a decision before the result of a call
+CREATE TEMP TABLE places AS SELECT (SELECT min(seq) FROM events WHERE run_id = :run AND type =
+    :t_result AND step_index = 1) AS a, (SELECT min(seq) FROM events WHERE run_id = :run AND
+    type = :t_model AND step_index = 2) AS b;
+UPDATE events SET seq = -1 WHERE run_id = :run AND seq = (SELECT a FROM places);
+UPDATE events SET seq = (SELECT a FROM places) WHERE run_id = :run AND seq = (SELECT b FROM
+    places);
+UPDATE events SET seq = (SELECT b FROM places) WHERE run_id = :run AND seq = -1;
+
+-- mutant: C4 | plain | calls out of order
+UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.ordinal', 5) AS BLOB) WHERE run_id
+    = :run AND type = :t_action AND step_index = 1;
+
+-- mutant: I12 | held | two active attempts
+INSERT INTO attempts SELECT run_id, 2, token + 1, 'wrk_other', started_at, NULL, NULL, NULL FROM
+    attempts WHERE run_id = :run;
+
+-- mutant: I13 | lost | attempts overlap
+UPDATE attempts SET ended_at = ended_at + 3600000000 WHERE run_id = :run AND attempt = 1;
+
+-- mutant: I14 | lost | an attempt is missing
+DELETE FROM attempts WHERE run_id = :run AND attempt = 1;
+
+-- mutant: I14 | plain | the row counts an attempt too many
+UPDATE run_state SET attempt = 2 WHERE run_id = :run;
+
+-- mutant: I15 | lost | a token given twice
+UPDATE attempts SET token = 1 WHERE run_id = :run;
+
+-- mutant: I15 | lost | the row's token went back
+UPDATE run_state SET lease_token = 1 WHERE run_id = :run;
+
+-- mutant: I16 | lost | a stale worker wrote
+UPDATE events SET attempt = 1 WHERE run_id = :run AND seq = (SELECT max(seq) FROM events WHERE
+    run_id = :run);
+
+-- mutant: I17 | plain | an event of no attempt
+UPDATE events SET attempt = 9 WHERE run_id = :run AND seq = (SELECT max(seq) FROM events WHERE
+    run_id = :run);
+
+-- mutant: I17 | plain | an attempt that no event tells of
+UPDATE events SET type = :t_custom, data = CAST('{"name":"note"}' AS BLOB) WHERE run_id = :run
+    AND seq = 2;
+
+-- mutant: I18 | held | a person is waited for by a holder
+UPDATE run_state SET state = 'waiting_human' WHERE run_id = :run;
+
+-- mutant: I19 | buggy | more faults than may be
+UPDATE run_state SET faults = 4 WHERE run_id = :run;
+
+-- mutant: I19 | stumbling | more faulty attempts than may be
+UPDATE attempts SET end_reason = 'error' WHERE run_id = :run;
+UPDATE events SET type = :t_custom, data = CAST('{"name":"note"}' AS BLOB) WHERE run_id = :run
+    AND type = :t_step;
+UPDATE runs SET options = CAST( json_set(CAST(options AS TEXT), '$.max_attempts', 2) AS BLOB)
+    WHERE run_id = :run;
+
+-- mutant: I50 | wobbly | a late result that was in time
+UPDATE events SET type = :t_late, data = CAST(json_object( 'tool_call_id', (SELECT 'tc_' ||
+    lower(hex((SELECT tool_call_id FROM tool_calls WHERE run_id = :run ORDER BY step_index LIMIT
+    1)))), 'execution', 1, 'attempt', 1, 'epoch', 0, 'status', 'succeeded') AS BLOB) WHERE
+    run_id = :run AND type = :t_retry;
+
+-- mutant: I50 | late | a late event without its row
+DELETE FROM late_results WHERE run_id = :run;
+
+-- mutant: I50 | late | a late row without its event
+UPDATE late_results SET seq = 1 WHERE run_id = :run;
+
+-- mutant: H2 | held | held, and no attempt is active
+UPDATE attempts SET ended_at = started_at, end_reason = 'parked' WHERE run_id = :run;
+
+-- mutant: H2 | held | held by somebody else
+UPDATE run_state SET lease_owner = 'wrk_other' WHERE run_id = :run;
+
+-- mutant: H2 | plain | an attempt ends for no reason
+UPDATE attempts SET end_reason = NULL WHERE run_id = :run;
+
+-- mutant: H3 | plain | an ended run in the queue
+INSERT INTO ready SELECT run_id, queue, priority, 0, tenant_id, agent_id, agent_version, 1 FROM
+    runs WHERE run_id = :run;
+
+-- mutant: H3 | plain | an ended run with a timer
+INSERT INTO timers VALUES (:run, 'deadline', x'', 0);
+
+-- mutant: H3 | idle | an ended run keeps its thread's turn
+UPDATE threads SET active_run_id = :run WHERE thread_id = (SELECT thread_id FROM runs WHERE
+    run_id = :run);
+
+-- mutant: H3 | plain | an ended run is held
+UPDATE run_state SET lease_owner = 'wrk_x', lease_expires_at = 0 WHERE run_id = :run;
+
+-- mutant: I09 | late | an older epoch after the cancel
+UPDATE events SET epoch = 0 WHERE run_id = :run AND type = :t_step;
+
+-- mutant: I10 | late | a model request after the cancel
+UPDATE events SET type = :t_model, data = CAST('{"model":"m"}' AS BLOB) WHERE run_id = :run AND
+    type = :t_step;
+
+-- mutant: I10 | late | a success after the cancel
+UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.state', 'succeeded') AS BLOB)
+    WHERE run_id = :run AND seq = ( SELECT terminal_seq FROM run_state WHERE run_id = :run);
+
+-- mutant: I10 | late | a checkpoint after the cancel
+UPDATE checkpoints SET seq = (SELECT terminal_seq FROM run_state WHERE run_id = :run) WHERE
+    run_id = :run AND seq = (SELECT max(seq) FROM checkpoints WHERE run_id = :run);
+
+-- mutant: I10 | late | an execution after the cancel
+UPDATE tool_executions SET started_at = started_at + 3600000000 WHERE run_id = :run;
+
+-- mutant: I11 | late | the row is of another epoch
+UPDATE run_state SET cancel_epoch = 2 WHERE run_id = :run;
+
+-- mutant: I11 | late | a cancel skips an epoch
+UPDATE run_state SET cancel_epoch = 2 WHERE run_id = :run;
+UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.epoch', 2) AS BLOB) WHERE run_id =
+    :run AND type = :t_cancel;
+
+-- mutant: I11 | cancelled queued | the row forgot how it was cancelled
+UPDATE run_state SET cancel_action = 'interrupt' WHERE run_id = :run;
+
+-- mutant: I44 | plain | a step is missing
+UPDATE steps SET step_index = 7 WHERE run_id = :run AND step_index = 2;
+
+-- mutant: I44 | plain | an open step before the last
+UPDATE steps SET status = 'running' WHERE run_id = :run AND step_index = 0;
+
+-- mutant: I45 | approving | a call of no step
+DELETE FROM steps WHERE run_id = :run;
+
+-- mutant: I46 | plain | a step that is over twice
+UPDATE events SET type = :t_step, data = CAST('{"index":0}' AS BLOB) WHERE run_id = :run AND
+    type = :t_custom;
+
+-- mutant: I46 | plain | a step that ended otherwise
+UPDATE steps SET status = 'failed' WHERE run_id = :run AND step_index = 1;
+
+-- mutant: I46 | plain | a step names another end
+UPDATE steps SET last_seq = 1 WHERE run_id = :run AND step_index = 1;
+
+-- mutant: I46 | plain | an end of no step
+DELETE FROM steps WHERE run_id = :run AND step_index = 2;
+
+-- mutant: I46 | plain | a step that is over without a time
+UPDATE steps SET ended_at = NULL WHERE run_id = :run AND step_index = 2;
+
+-- mutant: I24 | plain | a checkpoint behind the log
+UPDATE checkpoints SET seq = seq + 1000 WHERE run_id = :run AND seq = (SELECT max(seq) FROM
+    checkpoints WHERE run_id = :run);
+
+-- mutant: I24 | plain | a checkpoint of another epoch
+UPDATE checkpoints SET epoch = 1 WHERE run_id = :run;
+
+-- mutant: I24 | plain | a checkpoint at a missing event
+DELETE FROM events WHERE run_id = :run AND seq = (SELECT min(seq) FROM checkpoints WHERE run_id
+    = :run);
+
+-- mutant: I25 | plain | a checkpoint without its parent
+DELETE FROM checkpoints WHERE run_id = :run AND seq = (SELECT min(seq) FROM checkpoints WHERE
+    run_id = :run);
+
+-- mutant: I25 | plain | the row names another checkpoint
+UPDATE run_state SET checkpoint_seq = 1 WHERE run_id = :run;
+
+-- mutant: I26 | plain | two checkpoints at an event
+CREATE TABLE loose AS SELECT * FROM checkpoints;
+DROP TABLE checkpoints;
+ALTER TABLE loose RENAME TO checkpoints;
+INSERT INTO checkpoints SELECT * FROM checkpoints WHERE run_id = :run LIMIT 1;
+
+-- mutant: I31 | waiting | a run waits for nobody
+DELETE FROM interrupts WHERE run_id = :run;
+
+-- mutant: I31 | rejected | a question after the end
+UPDATE interrupts SET status = 'pending', closed_seq = NULL WHERE run_id = :run;
+
+-- mutant: I31 | waiting | the row names another kind
+UPDATE run_state SET waiting_kind = 'auth' WHERE run_id = :run;
+
+-- mutant: I31 | waiting | waiting since nobody knows when
+UPDATE run_state SET waiting_since = NULL WHERE run_id = :run;
+
+-- mutant: I32 | asked | a question names another opening
+UPDATE interrupts SET opened_seq = 1 WHERE run_id = :run;
+
+-- mutant: I32 | asked | a closed question that no event closes
+UPDATE events SET type = :t_custom, data = CAST('{"name":"note"}' AS BLOB) WHERE run_id = :run
+    AND type = :t_resume;
+
+-- mutant: I32 | asked | a pending question that an event closes
+UPDATE interrupts SET status = 'pending', closed_seq = NULL WHERE run_id = :run;
+
+-- mutant: I32 | asked | an opening without its question
+DELETE FROM interrupts WHERE run_id = :run;
+
+-- mutant: I33 | asked | an answer by nobody
+UPDATE interrupts SET answered_by = NULL WHERE run_id = :run;
+
+-- mutant: I33 | waiting | a pending question with an answer
+UPDATE interrupts SET answer = 'respond' WHERE run_id = :run;
+
+-- mutant: I33 | asked | another answer than the log's
+UPDATE interrupts SET answer = 'reject' WHERE run_id = :run;
+
+-- mutant: I34 | edited | an approval of other arguments
+UPDATE interrupts SET args_digest = zeroblob(32) WHERE run_id = :run;
+
+-- mutant: I34 | approved | an approval after the start
+UPDATE interrupts SET answered_at = answered_at + 3600000000 WHERE run_id = :run;
+
+-- mutant: I34 | approved | an approval that was not spent
+UPDATE interrupts SET consumed_by = NULL WHERE run_id = :run;
+
+-- mutant: I34 | approved | an execution after a refusal
+UPDATE interrupts SET answer = 'reject' WHERE run_id = :run;
+
+-- mutant: I41 | artist | a version is skipped
+UPDATE artifacts SET version = 3 WHERE run_id = :run AND version = 2;
+
+-- mutant: I42 | artist | an artifact without its event
+UPDATE events SET type = :t_custom, data = CAST('{"name":"note"}' AS BLOB) WHERE run_id = :run
+    AND type = :t_artifact;
+
+-- mutant: I42 | artist | an event without its artifact
+DELETE FROM artifacts WHERE run_id = :run AND version = 2;
+
+-- mutant: I42 | artist | an artifact of another size than its event
+UPDATE artifacts SET size = 7 WHERE run_id = :run AND version = 2;
+
+-- mutant: I42 | artist | the content is gone
+DELETE FROM blobs WHERE digest IN (SELECT digest FROM artifacts WHERE run_id = :run);
+
+-- mutant: I42 | artist | the content was changed
+UPDATE blobs SET data = CAST('forged' AS BLOB) WHERE digest IN (SELECT digest FROM artifacts
+    WHERE run_id = :run);
+
+-- mutant: I43 | artist | content under a path
+UPDATE artifacts SET digest = '../../etc/passwd' WHERE run_id = :run AND version = 2;
+
+-- mutant: H7 | big | a large value is gone
+DELETE FROM blobs;
+
+-- mutant: H7 | large input | a large input was changed
+UPDATE blobs SET data = CAST('"forged"' AS BLOB);
+
+-- mutant: I20 | plain | the root is another run | other=idle
+UPDATE runs SET root_run_id = :other WHERE run_id = :run;
+
+-- mutant: I36 | plain | a run of another tenant
+UPDATE runs SET tenant_id = 'acme' WHERE run_id = :run;
+
+-- mutant: I36 | plain | a thread of another tenant
+UPDATE threads SET tenant_id = 'acme' WHERE thread_id = (SELECT thread_id FROM runs WHERE run_id
+    = :run);
+
+-- mutant: I36 | asked | a question of another tenant
+UPDATE interrupts SET tenant_id = 'acme' WHERE run_id = :run;
+
+-- mutant: I36 | artist | an artifact of another tenant
+UPDATE artifacts SET tenant_id = 'acme' WHERE run_id = :run AND version = 2;
+
+-- mutant: I36 | artist | an artifact of another thread
+UPDATE artifacts SET thread_id = zeroblob(16) WHERE run_id = :run AND version = 2;
+
+-- mutant: I36 | approved | a call that went to another run | other=idle
+UPDATE tool_calls SET run_id = :other WHERE run_id = :run;
+
+-- mutant: I27 | idle | a key that leads to two runs | other=keyed, whole
+UPDATE runs SET options = (SELECT options FROM runs WHERE run_id = :other) WHERE run_id = :run;
+
+-- mutant: I37 | second of thread | two runs of a thread at once | other=plain
+UPDATE run_state SET started_at = (SELECT started_at + 1 FROM run_state WHERE run_id = :other)
+    WHERE run_id = :run;
+
+-- mutant: I37 | second of thread | a run began behind one that never ended | other=plain
+UPDATE run_state SET finished_at = NULL WHERE run_id = :other;
+
+-- mutant: M1 | plain | a message is missing
+DELETE FROM messages WHERE run_id = :run AND seq IS NULL;
+
+-- mutant: M1 | idle | an answer that is no message
+UPDATE messages SET seq = 1 WHERE run_id = :run AND seq IS NOT NULL;
+
+-- mutant: M1 | idle | a message of another tenant
+UPDATE messages SET tenant_id = 'acme' WHERE run_id = :run;
+
+-- mutant: M1 | idle | a thread counts a message too many
+UPDATE threads SET last_position = last_position + 1 WHERE thread_id = (SELECT thread_id FROM
+    runs WHERE run_id = :run);
+
+-- mutant: H1 | approving | an open call too many
+UPDATE run_state SET open_calls = 2 WHERE run_id = :run;
+
+-- mutant: H1 | waiting | an open question too few
+UPDATE run_state SET open_interrupts = 0 WHERE run_id = :run;
+
+-- mutant: H1 | plain | a step too many
+UPDATE run_state SET step_index = 9 WHERE run_id = :run;
+
+-- mutant: H4 | sleeping | no timer for the deadline
+DELETE FROM timers WHERE run_id = :run;
+
+-- mutant: H4 | waiting | no timer for an expiry
+DELETE FROM timers WHERE run_id = :run;
+
+-- mutant: H4 | queued | a timer for nothing
+INSERT INTO timers VALUES (:run, 'deadline', x'', 0);
+
+-- mutant: L6 | sleeping | nothing wakes a sleeping run
+DELETE FROM ready WHERE run_id = :run;
+
+-- mutant: L6 | waiting | a waiting run can be claimed
+INSERT INTO ready SELECT run_id, queue, priority, 0, tenant_id, agent_id, agent_version, 1 FROM
+    runs WHERE run_id = :run;
+
+-- mutant: L6 | held | a held run can be claimed
+INSERT INTO ready SELECT run_id, queue, priority, 0, tenant_id, agent_id, agent_version, 1 FROM
+    runs WHERE run_id = :run;
+
+-- mutant: L6 | queued | a run queues behind nobody
+UPDATE threads SET active_run_id = NULL WHERE thread_id = (SELECT thread_id FROM runs WHERE
+    run_id = :run);
+
+-- mutant: L1 | held | an expired lease that nobody takes away | in_s=3600
+
+
+-- mutant: L4 | waiting | an expired question that nobody closes | in_s=7200
+
+
+-- mutant: C1 | plain | the log was changed
+UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.usage.input_tokens', 11) AS BLOB)
+    WHERE run_id = :run AND type = :t_model;
+
+-- mutant: C1 | plain | a checkpoint was changed
+UPDATE checkpoints SET digest = zeroblob(32) WHERE run_id = :run;
+
+-- mutant: C1 | plain | the agent's state was changed
+UPDATE checkpoints SET agent_state = CAST('{}' AS BLOB) WHERE run_id = :run;
+
+-- mutant: C1 | plain | the row counts otherwise
+UPDATE run_state SET model_calls = 2 WHERE run_id = :run;
+
+-- mutant: C1 | plain | an event that does not fit its type
+UPDATE events SET data = CAST('{}' AS BLOB) WHERE run_id = :run AND type = :t_model;
+
+-- mutant: C1 | plain | an event of an unknown type
+UPDATE events SET type = 99 WHERE run_id = :run AND type = :t_custom;
+
+-- mutant: C6 | plain | NaN
+UPDATE events SET data = CAST('{"name":"x","value":NaN}' AS BLOB) WHERE run_id = :run AND type =
+    :t_custom;
+
+-- mutant: C6 | plain | a key twice
+UPDATE events SET data = CAST('{"name":"x","name":"y"}' AS BLOB) WHERE run_id = :run AND type =
+    :t_custom;
+
+-- mutant: C6 | plain | half an emoji
+UPDATE events SET data = CAST('{"name":"x","value":"\ud83d"}' AS BLOB) WHERE run_id = :run AND
+    type = :t_custom;
+
+-- mutant: C6 | plain | bytes that are no text
+UPDATE events SET data = x'7b22ff227d' WHERE run_id = :run AND type = :t_custom;
+
+-- mutant: C6 | plain | NaN in the agent's state
+UPDATE checkpoints SET agent_state = CAST('[NaN]' AS BLOB) WHERE run_id = :run;
+
+-- mutant: C6 | plain | a run's row that cannot be read | whole
+UPDATE runs SET options = CAST('{' AS BLOB) WHERE run_id = :run;
+
+-- mutant: C6 | plain | an attempt that cannot be read
+UPDATE attempts SET end_reason = 'bored' WHERE run_id = :run;
+
+-- mutant: C6 | big | a large value that is no JSON
+UPDATE blobs SET data = CAST('{' AS BLOB);

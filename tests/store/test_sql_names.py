@@ -1,0 +1,82 @@
+"""Both dialects define the same statements; what only one of them has, has a reason here."""
+
+from importlib.resources import files
+
+from perdure.store.sqlfiles import load_statements
+
+SET_ORIENTED = "PostgreSQL writes a table's rows of a whole batch in one statement"
+IN_BATCH = "part of commit_batch, the one statement of PostgreSQL's commit"
+LOCKS = "PostgreSQL locks rows; SQLite has one writer"
+IN_INSERT = "part of insert_run, take_runs or lock_ready_runs on PostgreSQL"
+QUEUE_TABLE = "SQLite keeps a thread's queue in a table, PostgreSQL a flag on the locked thread"
+OPEN_FILTER = "PostgreSQL leaves a null condition open in one statement where an index serves it"
+BY_KEY = "PostgreSQL finds a row that exists by the key that refuses it"
+
+ONLY_POSTGRES = {
+    "commit_batch": SET_ORIENTED,
+    "count_interrupts": "counts and ages in one statement",
+    "end_attempts": SET_ORIENTED,
+    "find_leases": LOCKS,
+    "insert_events": SET_ORIENTED,
+    "insert_timers": SET_ORIENTED,
+    "keep_run_blobs": SET_ORIENTED,
+    "lock_ready_runs": LOCKS,
+    "lock_run": LOCKS,
+    "lock_runs": LOCKS,
+    "lock_thread": LOCKS,
+    "move_runs": SET_ORIENTED,
+    "register_agents": SET_ORIENTED,
+    "register_tools": SET_ORIENTED,
+    "renew_leases": SET_ORIENTED,
+    "set_close_timers": SET_ORIENTED,
+    "set_ready": SET_ORIENTED,
+    "sync_deadlines": SET_ORIENTED,
+    "take_runs": SET_ORIENTED,
+}
+
+ONLY_SQLITE = {
+    "advance_run": IN_BATCH,
+    "count_open_interrupts": "count_interrupts on PostgreSQL",
+    "delete_timer": "delete_timers, set-oriented",
+    "end_attempt": "end_attempts, set-oriented",
+    "end_execution": IN_BATCH,
+    "find_active_run": QUEUE_TABLE,
+    "find_attempt_end": IN_INSERT,
+    "find_attempts_max": "a column of expired_leases on PostgreSQL",
+    "find_epoch": "find_leases on PostgreSQL",
+    "find_message": BY_KEY,
+    "insert_attempt": IN_INSERT,
+    "insert_checkpoint": IN_BATCH,
+    "insert_event": "insert_events, set-oriented",
+    "insert_execution": IN_BATCH,
+    "insert_first_execution": IN_BATCH,
+    "insert_run_state": IN_INSERT,
+    "insert_timer": "insert_timers, set-oriented",
+    "insert_tool_call": IN_BATCH,
+    "leave_thread_queue": QUEUE_TABLE,
+    "list_pending_interrupts": OPEN_FILTER,
+    "list_run_artifacts": OPEN_FILTER,
+    "list_thread_artifacts": OPEN_FILTER,
+    "queue_in_thread": QUEUE_TABLE,
+    "save_hot": "move_runs, set-oriented",
+    "update_tool_call": IN_BATCH,
+    "upsert_agent": "register_agents, set-oriented",
+    "upsert_step": IN_BATCH,
+    "upsert_tool": "register_tools, set-oriented",
+}
+
+
+def names(dialect: str) -> set[str]:
+    return set(load_statements(files(f"perdure.store.{dialect}") / "sql"))
+
+
+def test_both_dialects_define_the_same_statements() -> None:
+    sqlite, postgres = names("sqlite"), names("postgres")
+    assert postgres - sqlite <= ONLY_POSTGRES.keys()
+    assert sqlite - postgres <= ONLY_SQLITE.keys()
+
+
+def test_no_exception_is_left_over() -> None:
+    sqlite, postgres = names("sqlite"), names("postgres")
+    assert not ONLY_POSTGRES.keys() - postgres
+    assert not ONLY_SQLITE.keys() - sqlite
