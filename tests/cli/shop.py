@@ -1,5 +1,7 @@
 """Agents for the tests of the command line: one that answers, one that fails, one that asks."""
 
+import threading
+
 from perdure.agents.catalog import AgentRegistry, loop_agent
 from perdure.agents.loop.scripted import ScriptedPlanner
 from perdure.engine.context import PlannerContext
@@ -13,6 +15,13 @@ REFERENCE = "tests.cli.shop:registry"
 def ship(parcel: str) -> str:
     """Ship a parcel."""
     return f"shipped {parcel}"
+
+
+@tool(timeout_s=0.3)
+def hang(number: int) -> int:
+    """Never come back."""
+    threading.Event().wait()
+    return number
 
 
 def _echo(context: PlannerContext) -> Decision:
@@ -30,7 +39,7 @@ def _question(context: PlannerContext) -> Decision:
 
 
 registry = AgentRegistry()
-registry.add_tool(ship)
+registry.add_tool(ship, hang)
 registry.add(
     loop_agent("echo", "1", ScriptedPlanner(_echo), description="Answers with its input."),
     loop_agent("fails", "1", ScriptedPlanner(_fail)),
@@ -42,5 +51,18 @@ registry.add(
             [CallTools(calls=(ToolRequest(tool="ship", args={"parcel": "p1"}),)), Finish(answer=1)]
         ),
         tools=["ship"],
+    ),
+    loop_agent(
+        "hangs",
+        "1",
+        ScriptedPlanner(
+            [
+                CallTools(
+                    calls=tuple(ToolRequest(tool="hang", args={"number": n}) for n in range(17))
+                ),
+                Finish(answer=1),
+            ]
+        ),
+        tools=["hang"],
     ),
 )

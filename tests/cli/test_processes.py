@@ -49,7 +49,7 @@ def test_a_worker_carries_out_runs_and_drains(
 ) -> None:
     worker = start(tmp_path, "worker", "--agents", REFERENCE, "--json")
     document = first_document(worker)
-    assert document["agents"] == ["echo", "fails", "asks", "ships"]
+    assert document["agents"] == ["echo", "fails", "asks", "ships", "hangs"]
     assert worker.stderr is not None
     worker.stderr.readline()
     run = start(tmp_path, "run", "echo", "--input", "7", "--wait", "--json")
@@ -58,6 +58,21 @@ def test_a_worker_carries_out_runs_and_drains(
     worker.send_signal(number)
     _, err = worker.communicate(timeout=30)
     assert (worker.returncode, err) == (code, "")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+def test_a_worker_full_of_tools_that_never_return_starts_afresh(tmp_path: Path) -> None:
+    worker = start(tmp_path, "worker", "--agents", REFERENCE, "--json")
+    first = first_document(worker)
+    assert worker.stderr is not None
+    worker.stderr.readline()
+    start(tmp_path, "run", "hangs").communicate(timeout=30)
+    second = first_document(worker)
+    assert second["worker_id"] != first["worker_id"]
+    worker.terminate()
+    worker.communicate(timeout=30)
+    assert worker.returncode == 143
 
 
 @pytest.mark.slow

@@ -100,7 +100,7 @@ def test_agents_are_known_after_a_worker_ran(perdure: Program) -> None:
     assert perdure("agents", "list", "--json").json["items"] == []
     perdure("run", "echo", *HERE)
     found = perdure("agents", "list", "--json").json["items"]
-    assert [agent["agent_id"] for agent in found] == ["asks", "echo", "fails", "ships"]
+    assert [agent["agent_id"] for agent in found] == ["asks", "echo", "fails", "hangs", "ships"]
     assert "Answers with its input." in perdure("agents", "list").out
 
 

@@ -58,7 +58,7 @@ async def undisturbed(url: str, folder: Path) -> Seen:
     async with staged(url, folder) as stage:
         followed = await stage.submit("pay")
         worker = await stage.worker()
-        await followed.wait()
+        await followed.wait(worker)
         await worker.drained()
         return await _seen(stage, followed)
 
@@ -68,7 +68,7 @@ async def play(case: Case, url: str, folder: Path) -> Seen:
     async with staged(url, folder) as stage:
         followed = await _begin(stage, case)
         worker = await _worked(stage, case, followed)
-        await followed.wait()
+        await followed.wait(worker)
         await worker.drained()
         assert _report(folder, "fault").exists(), "the boundary was not met"
         return await _seen(stage, followed)

@@ -67,6 +67,11 @@ class Actor:
         code = await self.ended()
         assert code == -signal.SIGKILL, f"it ended with {code}: {self.said()}"
 
+    async def lives_on(self) -> None:
+        """Wait until it ends, which it must not."""
+        code = await self.process.wait()
+        raise AssertionError(f"it ended with {code}: {self.said()}")
+
     async def drained(self) -> None:
         """Ask a worker to stop and wait until it has; fail when it did not end in order."""
         assert self.process.stdin is not None
@@ -87,10 +92,14 @@ class Followed:
     events: list[RecordedEvent] = field(default_factory=list[RecordedEvent])
     ended: anyio.Event = field(default_factory=anyio.Event)
 
-    async def wait(self) -> None:
-        """Return once the follower has seen the end."""
-        with anyio.fail_after(WAIT_S):
-            await self.ended.wait()
+    async def wait(self, *workers: Actor) -> None:
+        """Return once the follower has seen the end; fail when one of these workers ends first."""
+        async with anyio.create_task_group() as group:
+            for worker in workers:
+                group.start_soon(worker.lives_on)
+            with anyio.fail_after(WAIT_S):
+                await self.ended.wait()
+            group.cancel_scope.cancel()
 
 
 class Stage:

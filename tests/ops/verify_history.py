@@ -4,7 +4,9 @@
 end, some wait, one is held, one is queued, one is put aside.
 """
 
+import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -29,7 +31,7 @@ from perdure.protocol.failures import Failure, FailureCode, Stage
 from perdure.protocol.policies import RetryPolicy
 from perdure.protocol.runs import RunRow
 from perdure.protocol.states import Answer, CancelAction, RunState
-from perdure.store.commits import ClaimWant
+from perdure.store.commits import CancelWish, ClaimWant
 from perdure.store.sqlite import SqliteDatabase
 from perdure.testing.embedded import (
     Embedded,
@@ -41,7 +43,7 @@ from perdure.testing.embedded import (
     unasked,
 )
 from perdure.testing.tools import ToolZoo
-from perdure.tools import FunctionTool, ToolUnavailable, tool
+from perdure.tools import FunctionTool, ToolContext, ToolUnavailable, tool
 
 DONE = Finish(answer="done")
 BIG = "x" * 20_000
@@ -116,6 +118,19 @@ def _wobbly(zoo: ToolZoo) -> FunctionTool[..., Any]:
     return cast("FunctionTool[..., Any]", wobbly)
 
 
+def _stubborn(zoo: ToolZoo) -> FunctionTool[..., Any]:
+    @tool
+    async def stubborn(context: ToolContext) -> str:
+        """Finish its work when it is cancelled, within the grace period."""
+        zoo.begin("stubborn")
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        context.artifact("work.txt", "done all the same", "text/plain")
+        return "finished"
+
+    return cast("FunctionTool[..., Any]", stubborn)
+
+
 def agents() -> list[HostedAgent]:
     """Return the agents of the scenes."""
     ask = Ask(title="Which one?", key="which", expires_in=HOUR)
@@ -135,6 +150,8 @@ def agents() -> list[HostedAgent]:
         scripted("looping", lambda _: call("echo", value=1), tools=["echo"]),
         scripted("late", [call("pay_late", amount=3), DONE], tools=unasked("pay_late")),
         scripted("hanging", [call("hang"), DONE], tools=["hang"]),
+        scripted("pair", [calls(("hang", {}), ("hang", {})), DONE], tools=["hang"]),
+        scripted("stubborn", [call("stubborn"), DONE], tools=["stubborn"]),
         scripted("found", [call("pay_then_hang", amount=4), DONE], tools=unasked("pay_then_hang")),
         scripted("asking", [ask, DONE]),
         scripted("sleeping", [Sleep(duration=timedelta(days=1)), DONE]),
@@ -163,7 +180,7 @@ async def make_history(path: Path, journal: Path) -> History:
     clock = ShiftingClock()
     runs: Runs = {}
     with ToolZoo(journal) as zoo:
-        zoo.registry.add(_wobbly(zoo))
+        zoo.registry.add(_wobbly(zoo), _stubborn(zoo))
         async with (
             SqliteDatabase(path, clock=clock) as database,
             embedded(database, agents(), tools=zoo.registry) as engine,
@@ -231,12 +248,20 @@ async def _cancelled(engine: Embedded, runs: Runs, zoo: ToolZoo) -> None:
     runs["cancelled queued"] = await engine.submit("idle", thread_id=thread_id)
     await engine.cancel(runs["cancelled queued"], CancelAction.ROLLBACK)
     await engine.cancel(runs["cancelled waiting"])
+    runs["stubborn"] = await engine.submit("stubborn")
+    await zoo.wait_started("stubborn")
+    await engine.cancel(runs["stubborn"])
     runs["late"] = await engine.submit("late")
     await zoo.wait_started("pay_late")
     await engine.cancel(runs["late"])
-    for scene in ("cancelled waiting", "cancelled queued", "late"):
+    for scene in ("cancelled waiting", "cancelled queued", "stubborn", "late"):
         await engine.wait_terminal(runs[scene])
+    runs["cancelled pair"] = await engine.submit("pair")
+    await zoo.wait_started("hang", 2)
+    wish = CancelWish(action=CancelAction.INTERRUPT, by="ada", source="api")
+    await engine.core.store.request_cancel(runs["cancelled pair"], wish)  # without its signal
     zoo.open_gate()
+    await engine.wait_terminal(runs["cancelled pair"])
     with anyio.fail_after(10):
         while not await engine.core.reader.list_late(runs["late"]):  # noqa: ASYNC110  # no signal
             await anyio.sleep(0.01)
@@ -249,7 +274,7 @@ async def _lost(engine: Embedded, runs: Runs, zoo: ToolZoo, clock: ShiftingClock
         runs[scene] = await engine.submit(agent)
     runs["happened"] = await engine.submit("late")
     await zoo.wait_started("pay_late", 3)
-    await zoo.wait_started("hang")
+    await zoo.wait_started("hang", 3)
     await zoo.wait_started("pay_then_hang")
     await engine.kill_worker()
     clock.advance(60)

@@ -10,7 +10,6 @@ LOCKS = "PostgreSQL locks rows; SQLite has one writer"
 IN_INSERT = "part of insert_run, take_runs or lock_ready_runs on PostgreSQL"
 QUEUE_TABLE = "SQLite keeps a thread's queue in a table, PostgreSQL a flag on the locked thread"
 OPEN_FILTER = "PostgreSQL leaves a null condition open in one statement where an index serves it"
-BY_KEY = "PostgreSQL finds a row that exists by the key that refuses it"
 
 ONLY_POSTGRES = {
     "commit_batch": SET_ORIENTED,
@@ -44,7 +43,6 @@ ONLY_SQLITE = {
     "find_attempt_end": IN_INSERT,
     "find_attempts_max": "a column of expired_leases on PostgreSQL",
     "find_epoch": "find_leases on PostgreSQL",
-    "find_message": BY_KEY,
     "insert_attempt": IN_INSERT,
     "insert_checkpoint": IN_BATCH,
     "insert_event": "insert_events, set-oriented",

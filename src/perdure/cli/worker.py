@@ -1,33 +1,64 @@
 """`perdure worker`: a process that carries out runs."""
 
+import logging
+import os
+import sys
+
+import anyio
 import typer
 
 from perdure.cli.options import Agents, Db, Json, find_modules_here, settings_of
-from perdure.ops.exits import ExitCode, exit_of_signal, run_async
+from perdure.engine.worker import Worker
+from perdure.ops.exits import exit_of_signal, run_async
 from perdure.ops.output import note, print_json
 from perdure.ops.settings import Settings
 from perdure.ops.stopping import StopSignal, stopping_on_signals
 from perdure.runtime import open_core, open_worker
+from perdure.tools.runner import LocalToolRunner
+
+LOOK_S = 1.0
+
+log = logging.getLogger(__name__)
 
 
 def worker(agents: Agents = None, db: Db = None, json: Json = False) -> None:
     """Carry out runs until SIGTERM or Ctrl-C.
 
     The first signal stops claiming and hands held runs back at their next boundary; a second one
-    ends the process at once, and its leases expire.
+    ends the process at once, and its leases expire. When too many tools never came back, the
+    worker drains by itself and starts afresh.
     """
     find_modules_here()
     settings = settings_of(db, agents=agents)
     asked = run_async(lambda: _work(settings, json=json))
-    raise typer.Exit(exit_of_signal(asked.number) if asked.number else ExitCode.OK)
+    if asked.number:
+        raise typer.Exit(exit_of_signal(asked.number))
+    # A thread that is stuck in a tool can only be ended with its process.
+    command = [sys.executable, "-m", "perdure.cli.main", *sys.argv[1:]]
+    os.execv(sys.executable, command)  # noqa: S606
 
 
 async def _work(settings: Settings, *, json: bool) -> StopSignal:
     async with open_core(settings) as core, open_worker(core, settings) as made:
-        async with stopping_on_signals(made.drain) as asked:
+        async with (
+            stopping_on_signals(made.drain) as asked,
+            anyio.create_task_group() as group,
+        ):
             served = [hosted.card.agent_id for hosted in made.catalog.served()]
             if json:
                 print_json({"agents": served, "worker_id": made.worker_id})
             note(f"worker {made.worker_id} serves {', '.join(served) or 'no agents'}")
+            group.start_soon(_watch, made)
             await made.run()
+            group.cancel_scope.cancel()
         return asked
+
+
+async def _watch(worker: Worker) -> None:
+    """Drain the worker when code that never returned has used up what there is for it."""
+    while isinstance(worker.tools, LocalToolRunner):
+        await anyio.sleep(LOOK_S)
+        if worker.tools.wants_recycle:
+            log.error("too many tools never came back: the worker starts afresh")
+            worker.drain()
+            return

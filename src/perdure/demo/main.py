@@ -114,7 +114,7 @@ def demo(
         raise typer.BadParameter("--crash is for the offline planner: leave --model out")
     configure_logs("error", "auto")
     timeline = Timeline()
-    outcome = run_async(lambda: _run(request, timeline))
+    outcome = run_async(lambda: run_demo(request, timeline))
     _report(outcome, json=json)
     proven = _proof(outcome, timeline) if crash else True
     raise typer.Exit(exit_of_run(outcome.run.state) if proven else ExitCode.RUN_FAILED)
@@ -123,7 +123,8 @@ def demo(
 # ---------------------------------------------------------------- carrying it out
 
 
-async def _run(request: Request, timeline: Timeline) -> Outcome:
+async def run_demo(request: Request, timeline: Timeline) -> Outcome:
+    """Carry out the demo in the current folder. Raises Invalid, Unavailable."""
     base = _base(timeline)
     state = base / ".perdure" / "demo"
     csv = _csv(request, state)
@@ -215,9 +216,14 @@ def _csv(request: Request, state: Path) -> Path:
 
 
 def _resolve_command(url: str) -> str:
-    program = Path(sys.argv[0])
+    program = Path(sys.argv[0]).absolute()
     found = shutil.which("perdure")
-    name = "perdure" if found and Path(found).samefile(program) else shlex.quote(str(program))
+    if program.suffix == ".py" or not program.exists():
+        name = f"{shlex.quote(sys.executable)} -m perdure.cli.main"
+    elif found is not None and Path(found).absolute() == program:
+        name = "perdure"
+    else:
+        name = shlex.quote(str(program))
     return f"{name} interrupts resolve {{}} --approve --db {shlex.quote(url)}"
 
 

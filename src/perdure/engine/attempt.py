@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 import anyio
+from anyio.lowlevel import checkpoint
 
 from perdure.engine.closing import (
     CANCELLED,
@@ -23,6 +24,7 @@ from perdure.engine.closing import (
     look_up_open,
 )
 from perdure.engine.core import Core
+from perdure.engine.counting import count_draft
 from perdure.engine.draft import Draft
 from perdure.engine.effects import Effects
 from perdure.engine.held import Surroundings
@@ -254,16 +256,17 @@ class Attempt:
             else:
                 return
 
-    def _heed_cancel(self) -> None:
-        """After an accepted cancel only the closing commit may follow: stop all else."""
+    async def _heed_cancel(self) -> None:
+        """After an accepted cancel only the closing commit may follow: stop all else, here."""
         if self.view.snapshot.cancel_epoch > 0:
             self.lease.stop(Stop.CANCEL)
+            await checkpoint()  # commits are shielded: the next one would be written first
 
     async def look_for_answers(self) -> None:
         """Fold what others wrote in the meantime; while the store is away, nothing is known."""
         with suppress(Unavailable):
             await self._catch_up()
-        self._heed_cancel()
+        await self._heed_cancel()
 
     async def _catch_up(self) -> None:
         row = await self.core.reader.find_run(None, self.view.facts.run_id)
@@ -289,10 +292,11 @@ class Attempt:
         match result:
             case Committed():
                 self.released = draft.attempt_end is not None
+                count_draft(self.core, draft)
                 return True
             case Behind() | CancelRequested():
                 self.view = await self._loaded()
-                self._heed_cancel()
+                await self._heed_cancel()
                 return False
             case LeaseLost():
                 raise LeaseGone

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import anyio
 
 from perdure.engine.core import Core
+from perdure.engine.lease import LeaseGone
 from perdure.protocol.errors import PerdureError
 from perdure.protocol.states import TERMINAL
 from perdure.signals.ports import QUEUE_TOPIC, end_topic, run_topic
@@ -21,7 +22,7 @@ class _Waiting:
     commit: Commit
     done: anyio.Event = field(default_factory=anyio.Event)
     result: CommitResult | None = None
-    error: PerdureError | None = None
+    error: Exception | None = None
 
 
 class Committer:
@@ -31,12 +32,16 @@ class Committer:
         self._core = core
         self._queue: deque[_Waiting] = deque()
         self._bell = anyio.Event()
+        self._stopped = False
 
     async def commit(self, commit: Commit) -> CommitResult:
         """Return the store's answer. Raises Unavailable or StoreFull when it gave none.
 
-        After Unavailable the outcome is unknown: send the same commit again.
+        After Unavailable the outcome is unknown: send the same commit again. Raises LeaseGone
+        when `run` was cancelled: the worker is going down and nobody would answer.
         """
+        if self._stopped:
+            raise LeaseGone
         waiting = _Waiting(commit)
         self._queue.append(waiting)
         self._bell.set()
@@ -47,12 +52,21 @@ class Committer:
         return waiting.result
 
     async def run(self) -> None:
-        """Write batches until cancelled."""
-        while True:
-            if not self._queue:
-                self._bell = anyio.Event()
-                await self._bell.wait()
-            await self._write(self._take())
+        """Write batches until cancelled; whoever still waits then is told so."""
+        batch: list[_Waiting] = []
+        try:
+            while True:
+                if not self._queue:
+                    self._bell = anyio.Event()
+                    await self._bell.wait()
+                batch = self._take()
+                await self._write(batch)
+        finally:
+            self._stopped = True
+            for waiting in [*batch, *self._queue]:
+                if not waiting.done.is_set():
+                    waiting.error = LeaseGone()
+                    waiting.done.set()
 
     def _take(self) -> list[_Waiting]:
         batch: list[_Waiting] = []
@@ -76,12 +90,21 @@ class Committer:
                 waiting.error = error
                 waiting.done.set()
             return
+        self._core.metrics.engine.commit_batch.observe(len(batch))
         for waiting, result in zip(batch, results, strict=True):
             waiting.result = result
             waiting.done.set()
+        committed = 0
         for waiting, result in zip(batch, results, strict=True):
             if isinstance(result, Committed):
+                committed += 1
                 announce(self._core, waiting.commit)
+            else:
+                self._count(type(result).__name__, 1)
+        self._count(Committed.__name__, committed)
+
+    def _count(self, answer: str, commits: int) -> None:
+        self._core.metrics.engine.commits.labels(result=answer).inc(commits)
 
 
 def announce(core: Core, commit: Commit) -> None:

@@ -1,11 +1,12 @@
 """The engine's surroundings, handed down instead of imported: ports, clock, ids, settings."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from perdure.engine.directory import AgentDirectory
 from perdure.engine.ports import Chance, Clock, Ids
 from perdure.signals.ports import Signals
 from perdure.store.ports import Reader, Store
+from perdure.telemetry.metrics import Metrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,3 +39,4 @@ class Core:
     chance: Chance
     directory: AgentDirectory
     settings: EngineSettings = EngineSettings()
+    metrics: Metrics = field(default_factory=Metrics)

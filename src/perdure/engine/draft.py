@@ -23,6 +23,7 @@ from perdure.protocol.states import (
     ParkedOn,
     RunState,
     StepStatus,
+    ToolCallStatus,
     Transition,
     next_state,
 )
@@ -62,6 +63,9 @@ class Draft:
     messages: list[NewMessage] = field(default_factory=list[NewMessage])
     artifacts: list[NewArtifact] = field(default_factory=list[NewArtifact])
     blobs: list[NewBlob] = field(default_factory=list[NewBlob])
+    ended_calls: list[tuple[str, ToolCallStatus]] = field(
+        default_factory=list[tuple[str, ToolCallStatus]]
+    )
     attempt_end: AttemptEnd | None = None
     parked_on: ParkedOn | None = None
     ready_in_s: float | None = None

@@ -160,7 +160,8 @@ def _fold_state(snapshot: RunSnapshot, data: StateEvent) -> None:
 
 def _fold_action(snapshot: RunSnapshot, data: ActionEvent) -> None:
     snapshot.tool_calls += 1
-    repeat = f"{data.tool}:{data.args_digest}"
+    args_digest = data.args_digest
+    repeat = f"{data.tool}:{args_digest}"
     snapshot.repeats[repeat] = snapshot.repeats.get(repeat, 0) + 1
     snapshot.open_calls[data.tool_call_id] = OpenCall(
         tool_call_id=data.tool_call_id,
@@ -171,7 +172,7 @@ def _fold_action(snapshot: RunSnapshot, data: ActionEvent) -> None:
         version=data.version,
         args=data.args,
         args_ref=data.args_ref,
-        args_digest=data.args_digest,
+        args_digest=args_digest,
         effect_key=data.effect_key,
         side_effect=data.side_effect,
         repeatable=data.repeatable,

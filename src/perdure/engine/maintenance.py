@@ -20,6 +20,7 @@ from perdure.engine.closing import (
 )
 from perdure.engine.committer import announce
 from perdure.engine.core import Core
+from perdure.engine.counting import count_draft
 from perdure.engine.draft import Draft
 from perdure.engine.expiry import expire_interrupt
 from perdure.engine.load import Damaged, load_view
@@ -107,6 +108,7 @@ async def close_unheld(core: Core, run_id: str, due: TimerKind, tools: ToolRunne
     if not isinstance(result, Committed):
         return False
     announce(core, commit)
+    count_draft(core, draft)
     return True
 
 

@@ -233,7 +233,6 @@ def _add_action(
         version=version,
         args=kept.inline,
         args_ref=kept.ref,
-        args_digest=kept.digest,
         effect_key=effect_key(draft.view, tool_call_id, request.tool, version),
         side_effect=spec.side_effect if spec is not None else None,
         repeatable=spec.repeatable if spec is not None else True,

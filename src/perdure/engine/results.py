@@ -41,8 +41,9 @@ def add_result(draft: Draft, call: OpenCall, outcome: ToolOutcome, *, by: Result
     result = outcome.result
     count = executions.count
     running = executions.running
-    for artifact in outcome.artifacts:
-        _add_artifact(draft, call, artifact)
+    if draft.view.snapshot.cancel_epoch == 0:  # after a cancel nothing new is made
+        for artifact in outcome.artifacts:
+            _add_artifact(draft, call, artifact)
     try:
         kept = draft.keep(result.output)
     except TooLarge as error:
@@ -59,7 +60,6 @@ def add_result(draft: Draft, call: OpenCall, outcome: ToolOutcome, *, by: Result
             status=result.status,
             output=kept.inline,
             output_ref=kept.ref,
-            output_digest=kept.digest,
             error=result.error,
             external_ref=result.external_ref,
             done=result.done,
@@ -68,6 +68,7 @@ def add_result(draft: Draft, call: OpenCall, outcome: ToolOutcome, *, by: Result
             by=by,
         )
     )
+    draft.ended_calls.append((call.tool, result.status))
     draft.call_updates.append(
         CallUpdate(
             tool_call_id=call.tool_call_id,

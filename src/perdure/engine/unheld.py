@@ -10,6 +10,7 @@ import anyio
 
 from perdure.engine.committer import announce
 from perdure.engine.core import Core
+from perdure.engine.counting import count_draft
 from perdure.engine.draft import Draft
 from perdure.engine.load import load_view
 from perdure.engine.view import RunView
@@ -57,6 +58,7 @@ async def intervene(
         (result,) = await core.store.commit([commit])
         if isinstance(result, Committed):
             announce(core, commit)
+            count_draft(core, draft)
             return row
         if isinstance(result, Refused):
             raise Conflict(f"the change cannot be stored: {result.reason}")

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from pydantic import JsonValue
 
-from perdure.protocol.codec import canonical, digest_bytes, encode
+from perdure.protocol.codec import digest, digest_bytes, encode
 from perdure.protocol.errors import TooLarge
 from perdure.protocol.values import (
     BLOB_BYTES_MAX,
@@ -17,21 +17,23 @@ from perdure.store.commits import NewBlob
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """A value as an event carries it. `digest` is of the canonical JSON, inline or not."""
+    """A value as an event carries it: inline, or by reference with its content beside it."""
 
     inline: JsonValue
     ref: BlobRef | None
-    digest: str
     blobs: tuple[NewBlob, ...]
+
+    @property
+    def digest(self) -> str:
+        """Return the SHA-256 of the value: of its canonical JSON, or of the referenced content."""
+        return digest(self.inline) if self.ref is None else self.ref.digest
 
 
 def keep(value: JsonValue) -> Kept:
     """Return how a clean value is recorded; raise TooLarge beyond the blob limit."""
-    body = canonical(value)
-    digest = digest_bytes(body)
-    if len(body) <= INLINE_BYTES_MAX:
-        return Kept(inline=value, ref=None, digest=digest, blobs=())
     data = encode(value)
+    if len(data) <= INLINE_BYTES_MAX:
+        return Kept(inline=value, ref=None, blobs=())
     if len(data) > BLOB_BYTES_MAX:
         raise TooLarge(f"a value is larger than {BLOB_BYTES_MAX} bytes")
     ref = BlobRef(
@@ -40,7 +42,7 @@ def keep(value: JsonValue) -> Kept:
         preview=data[: PREVIEW_CHARACTERS * 4].decode("utf-8", "ignore")[:PREVIEW_CHARACTERS],
     )
     blob = NewBlob(digest=ref.digest, media_type=ref.media_type, data=data)
-    return Kept(inline=None, ref=ref, digest=digest, blobs=(blob,))
+    return Kept(inline=None, ref=ref, blobs=(blob,))
 
 
 def shown(inline: JsonValue, ref: BlobRef | None) -> JsonValue:

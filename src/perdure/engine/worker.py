@@ -155,11 +155,13 @@ class Worker:
             runtime_version=RUNTIME_VERSION,
         )
         try:
-            return await self.core.store.claim_runs(want)
+            claimed = await self.core.store.claim_runs(want)
         except PerdureError as error:
             log.warning("claim failed: %s", error)
             await anyio.sleep(self.core.settings.poll_interval_s)
             return []
+        self.core.metrics.engine.claims.inc(len(claimed))
+        return claimed
 
     def _hold(self, claimed: Claimed) -> Lease:
         settings = self.core.settings
@@ -170,6 +172,7 @@ class Worker:
             epoch=claimed.row.hot.cancel_epoch,
         )
         self._leases[lease.run_id] = lease
+        self.core.metrics.engine.runs_held.set(len(self._leases))
         return lease
 
     async def _wait_for_work(self, wakeup: Wakeup) -> None:
@@ -185,6 +188,7 @@ class Worker:
             if attempt is not None:
                 await attempt.run()
         except* LeaseGone:
+            self.core.metrics.engine.lease_losses.inc()
             log.info("lease lost", extra={"run_id": lease.run_id})
         except* Damaged as group:
             await self._quarantine(claimed, lease, group.exceptions[0])
@@ -192,6 +196,7 @@ class Worker:
             await self._attempt_failed(attempt, lease, _first(group))
         finally:
             self._leases.pop(lease.run_id, None)
+            self.core.metrics.engine.runs_held.set(len(self._leases))
             self._freed.set()
             if attempt is not None and not attempt.released:
                 for item in attempt.effects.unrecorded:
@@ -306,6 +311,7 @@ class Worker:
             late = self._late[0]
             try:
                 await self.core.store.record_late(late)
+                self.core.metrics.engine.late_writes.inc()
             except PerdureError as error:
                 log.warning("a late result could not be recorded: %s", error)
                 return

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, PlainSerializer
+from pydantic import AfterValidator, BaseModel, ConfigDict, PlainSerializer, WithJsonSchema
 
 SCHEMA_VERSION = 1
 """Version of the event, checkpoint and run shapes that this code writes (R-20.1)."""
@@ -29,6 +29,7 @@ Time = Annotated[
     datetime,
     AfterValidator(_aware),
     PlainSerializer(format_time, return_type=str, when_used="json"),
+    WithJsonSchema({"type": "string", "format": "date-time"}, mode="serialization"),
 ]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 from pydantic import Field, JsonValue, TypeAdapter, ValidationError
 
 from perdure.protocol.base import SCHEMA_VERSION, Stored, Time
+from perdure.protocol.codec import digest
 from perdure.protocol.failures import Failure
 from perdure.protocol.ids import event_id, span_id
 from perdure.protocol.states import (
@@ -52,12 +53,11 @@ class ActionEvent(Stored):
 
     type: Literal["action"] = "action"
     tool_call_id: str
-    ordinal: int
+    ordinal: int = 0
     tool: str
     version: str | None = None
     args: JsonValue = None
     args_ref: BlobRef | None = None
-    args_digest: str
     effect_key: str
     side_effect: SideEffect | None = SideEffect.READ
     repeatable: bool = True
@@ -66,6 +66,11 @@ class ActionEvent(Stored):
     policy_rule: str = ""
     policy_version: str = ""
     planner_call_id: str | None = None
+
+    @property
+    def args_digest(self) -> str:
+        """Return the SHA-256 that approvals and executions bind; computed, to be stored once."""
+        return digest(self.args) if self.args_ref is None else self.args_ref.digest
 
 
 class ResultEvent(Stored):
@@ -76,13 +81,17 @@ class ResultEvent(Stored):
     status: ToolCallStatus
     output: JsonValue = None
     output_ref: BlobRef | None = None
-    output_digest: str | None = None
     error: Failure | None = None
     external_ref: str | None = None
     done: str | None = None
     not_done: str | None = None
     executions: int = 0
     by: Literal["tool", "lookup", "person", "runtime", "policy", "callback"] = "tool"
+
+    @property
+    def output_digest(self) -> str:
+        """Return the SHA-256 of the output; computed, not stored."""
+        return digest(self.output) if self.output_ref is None else self.output_ref.digest
 
 
 class ApprovalRequestEvent(Stored):

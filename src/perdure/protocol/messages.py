@@ -3,7 +3,7 @@
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import Field, JsonValue
+from pydantic import ConfigDict, Field, JsonValue
 
 from perdure.protocol.base import Model, Time
 from perdure.protocol.values import BlobRef, Value
@@ -18,21 +18,36 @@ class Role(StrEnum):
     TOOL = "tool"
 
 
-class TextPart(Model):
+def _name_the_type(schema: dict[str, JsonValue]) -> None:
+    """Say in the JSON Schema that `type` must stand: a part is told from the others by it."""
+    properties, required = schema["properties"], schema.setdefault("required", [])
+    assert isinstance(properties, dict)
+    assert isinstance(required, list)
+    assert isinstance(kind := properties["type"], dict)
+    kind.pop("default", None)
+    if "type" not in required:
+        required.insert(0, "type")
+
+
+class _Part(Model):
+    model_config = ConfigDict(json_schema_extra=_name_the_type)
+
+
+class TextPart(_Part):
     """Plain text."""
 
     type: Literal["text"] = "text"
     text: str
 
 
-class DataPart(Model):
+class DataPart(_Part):
     """A structured value."""
 
     type: Literal["data"] = "data"
     data: JsonValue
 
 
-class MediaPart(Model):
+class MediaPart(_Part):
     """An image or a sound, by URL or by stored content."""
 
     type: Literal["image", "audio"]
@@ -41,7 +56,7 @@ class MediaPart(Model):
     ref: BlobRef | None = None
 
 
-class FilePart(Model):
+class FilePart(_Part):
     """A reference to a file or artifact."""
 
     type: Literal["file"] = "file"
@@ -51,7 +66,7 @@ class FilePart(Model):
     url: str | None = Field(default=None, max_length=2000)
 
 
-class ToolCallPart(Model):
+class ToolCallPart(_Part):
     """A tool call that a message mentions; the call itself is an object of its own."""
 
     type: Literal["tool_call"] = "tool_call"
@@ -60,7 +75,7 @@ class ToolCallPart(Model):
     args: JsonValue = None
 
 
-class ToolResultPart(Model):
+class ToolResultPart(_Part):
     """A tool result that a message mentions."""
 
     type: Literal["tool_result"] = "tool_result"

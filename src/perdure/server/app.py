@@ -62,7 +62,7 @@ def create_app(
 ) -> FastAPI:
     """Return the ASGI application. `routers` are those of the bindings that are served."""
     stopping = stopping or Stopping()
-    metrics = metrics or Metrics()
+    metrics = metrics or service.core.metrics
     app = FastAPI(
         title="Perdure",
         summary="A durable runtime for agents.",

@@ -1,15 +1,15 @@
 """The `Idempotency-Key` header (R-3.2, decision 34).
 
-A run's key is scoped to tenant and agent and lives as long as the run. Answering and cancelling
-are idempotent by themselves: the same request again has the same answer and changes nothing, so
-there the header is accepted and not needed.
+A run's key is scoped to tenant and agent and lives as long as the run; that of a new thread to the
+tenant, that of a message to its thread. Answering and cancelling are idempotent by themselves: the
+same request again has the same answer and changes nothing, so there the header is accepted and not
+needed.
 """
 
 from typing import Annotated
 
 from fastapi import Header
 from starlette.requests import Request
-from starlette.responses import Response
 
 from perdure.protocol.errors import Malformed
 
@@ -30,6 +30,21 @@ RunKey = Annotated[
         description="1 to 255 bytes; the same key returns the same run (as the body's option)",
     ),
 ]
+CreateKey = Annotated[
+    str | None,
+    Header(
+        alias=HEADER,
+        description="1 to 255 bytes; the same key returns the same object",
+    ),
+]
+LOCATION = {"Location": {"description": "the object's path", "schema": {"type": "string"}}}
+MADE_HEADERS = {
+    REPLAYED: {
+        "description": "`true` when what stands under the key was made before",
+        "schema": {"type": "string", "enum": ["true"]},
+    },
+}
+"""The documented headers of an answer that may be a replay."""
 
 
 def key_of(request: Request) -> str | None:
@@ -45,6 +60,9 @@ def key_of(request: Request) -> str | None:
         raise Malformed("the header is not UTF-8", field=HEADER) from None
 
 
-def mark_replayed(response: Response) -> None:
-    """Say that the answer is of a request that was made before."""
-    response.headers[REPLAYED] = "true"
+def made_headers(location: str, *, created: bool) -> dict[str, str]:
+    """Return the headers of an answer with the object that stands under a request."""
+    headers = {"Location": location}
+    if not created:
+        headers[REPLAYED] = "true"
+    return headers

@@ -23,8 +23,9 @@ from perdure.protocol.runs import (
     waiting_on,
 )
 from perdure.protocol.states import TERMINAL, CancelAction, InterruptStatus, RunState
-from perdure.protocol.values import IDEMPOTENCY_KEY_BYTES_MAX, WAIT_SECONDS_MAX, BlobRef
+from perdure.protocol.values import WAIT_SECONDS_MAX, BlobRef
 from perdure.service.base import Service, Slice, check_storable, cut, known, own_run
+from perdure.service.keys import check_key
 from perdure.service.principal import Principal
 from perdure.service.values import full
 from perdure.store.commits import CancelWish
@@ -113,9 +114,7 @@ def _with_key(options: RunOptions, header_key: str | None) -> RunOptions:
     check_storable(key, "/options/idempotency_key")
     if header_key is None:
         return options
-    check_storable(header_key, "Idempotency-Key")
-    if not 0 < len(header_key.encode()) <= IDEMPOTENCY_KEY_BYTES_MAX:
-        raise Invalid(f"Idempotency-Key takes 1 to {IDEMPOTENCY_KEY_BYTES_MAX} bytes")
+    check_key(header_key)
     if key is not None and key != header_key:
         raise Malformed(
             "the Idempotency-Key header and the body name different keys",

@@ -1,5 +1,6 @@
 """Threads: conversations that runs belong to."""
 
+from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import Field, JsonValue
@@ -10,6 +11,7 @@ from perdure.protocol.ids import THREAD
 from perdure.protocol.records import ThreadRow
 from perdure.protocol.runs import Metadata
 from perdure.service.base import Service, Slice, check_storable, cut, known
+from perdure.service.keys import THREADS, check_same, request_key
 from perdure.service.principal import Principal
 from perdure.service.views import ThreadView
 
@@ -29,11 +31,23 @@ class ThreadRequest(Model):
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThreadMade:
+    """The thread that stands under a request; `created` False when its key was known."""
+
+    thread: ThreadView
+    created: bool
+
+
 async def create_thread(
-    service: Service, principal: Principal, request: ThreadRequest
-) -> ThreadView:
-    """Create a thread."""
+    service: Service, principal: Principal, request: ThreadRequest, *, key: str | None = None
+) -> ThreadMade:
+    """Create a thread, or return the one under the idempotency key.
+
+    Raises Invalid, IdempotencyMismatch (another body; details name the thread).
+    """
     check_storable(request.title, "/title")
+    wanted = request_key(key, THREADS, request.model_dump(mode="json"))
     now = service.core.clock.now()
     row = ThreadRow(
         thread_id=service.core.ids.new(THREAD),
@@ -47,8 +61,12 @@ async def create_thread(
         created_at=now,
         updated_at=now,
     )
-    await service.core.store.create_thread(row)
-    return await get_thread(service, principal, row.thread_id)
+    known = await service.core.store.create_thread(row, wanted)
+    if known is not None and wanted is not None:
+        check_same(wanted, known, {"thread_id": known.object_id})
+    thread_id = row.thread_id if known is None else known.object_id
+    thread = await get_thread(service, principal, thread_id)
+    return ThreadMade(thread=thread, created=known is None)
 
 
 async def get_thread(service: Service, principal: Principal, identifier: str) -> ThreadView:

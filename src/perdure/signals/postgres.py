@@ -18,7 +18,7 @@ import anyio
 import asyncpg
 from anyio.abc import TaskStatus
 
-from perdure.signals.local import LocalSignals
+from perdure.signals.bells import Bells
 from perdure.signals.ports import Wakeup
 
 log = logging.getLogger(__name__)
@@ -39,8 +39,8 @@ class _Connection(Protocol):
     """What is used of the driver's connection."""
 
     async def execute(self, query: str, *args: object) -> str: ...
-    async def add_listener(self, channel: str, callback: Callable[..., None]) -> None: ...
-    def add_termination_listener(self, callback: Callable[..., None]) -> None: ...
+    async def add_listener(self, _channel: str, _callback: Callable[..., None], /) -> None: ...
+    def add_termination_listener(self, _callback: Callable[..., None], /) -> None: ...
     def is_closed(self) -> bool: ...
     def terminate(self) -> None: ...
 
@@ -63,7 +63,7 @@ class PostgresSignals:
 
     def __init__(self, dsn: str) -> None:
         self._dsn = dsn
-        self._local = LocalSignals()
+        self._local = Bells()
         self._pending: set[str] = set()
         self._wanted = anyio.Event()
         self._group = anyio.create_task_group()

@@ -290,6 +290,26 @@ class Inserted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RequestKey:
+    """A caller's idempotency key for a request that makes an object, unique in tenant and scope.
+
+    `scope` is what the request is made to: `threads`, or the thread that a message goes to.
+    """
+
+    scope: str
+    key: str
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """A key was known: the object made under it, and the fingerprint of that request."""
+
+    object_id: str
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimWant:
     """What a worker can take. `serves` are the (agent_id, version) pairs it runs."""
 

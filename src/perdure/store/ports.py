@@ -47,6 +47,8 @@ from perdure.store.commits import (
     LeaseKey,
     NewRun,
     Renewal,
+    Replayed,
+    RequestKey,
     Requeued,
     ToolRegistration,
 )
@@ -119,8 +121,11 @@ class Store(Protocol):
         """Put a held run aside (`parked_on` repair, a `repair` event); False if not held so."""
         ...
 
-    async def create_thread(self, row: ThreadRow) -> None:
-        """Create a thread. Raises Conflict when the id exists."""
+    async def create_thread(self, row: ThreadRow, key: RequestKey | None = None) -> Replayed | None:
+        """Create a thread, or return what stands under (tenant, scope, key), and create none.
+
+        The same row again is the same call sent again. Raises Conflict when the id is another's.
+        """
         ...
 
     async def append_message(
@@ -132,8 +137,13 @@ class Store(Protocol):
         role: Role,
         author: str,
         body: JsonValue,
-    ) -> MessageRow:
-        """Append a message that belongs to no run. Raises NotFound for an unknown thread."""
+        key: RequestKey | None = None,
+    ) -> MessageRow | Replayed:
+        """Append a message that belongs to no run, or return what stands under its key.
+
+        The same message again is the same call sent again. Raises NotFound for an unknown thread,
+        Conflict when the message's id is another's.
+        """
         ...
 
     async def register(
@@ -287,6 +297,10 @@ class Reader(Protocol):
         self, tenant_id: str, *, after: str | None, limit: int
     ) -> list[ThreadRow]:
         """Return a page of threads by id, newest first."""
+        ...
+
+    async def find_message(self, tenant_id: str, message_id: str) -> MessageRow | None:
+        """Return one message."""
         ...
 
     async def list_messages(

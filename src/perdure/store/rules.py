@@ -15,6 +15,7 @@ from typing import Literal
 
 from perdure.protocol.base import SCHEMA_VERSION
 from perdure.protocol.events import AttemptEvent, CancelEvent, LateEvent, RepairEvent, StateEvent
+from perdure.protocol.records import MessageRow, ThreadRow
 from perdure.protocol.runs import RunFacts, RunHot
 from perdure.protocol.states import (
     FAULT_ENDS,
@@ -406,3 +407,22 @@ def late_event(late: LateResult) -> LateEvent:
 def next_in_thread(hot: RunHot, now: datetime) -> RunHot:
     """Return the row of a queued run whose turn in its thread has come."""
     return replace(hot, parked_on=None, updated_at=event_time(now, hot))
+
+
+# ---------------------------------------------------------------- threads and messages
+
+
+def is_same_thread(found: ThreadRow, given: ThreadRow) -> bool:
+    """Tell whether a thread is the one given, whatever happened on it since."""
+    fresh = replace(
+        found,
+        active_run_id=given.active_run_id,
+        last_position=given.last_position,
+        updated_at=given.updated_at,
+    )
+    return fresh == given
+
+
+def is_same_message(found: MessageRow, given: MessageRow) -> bool:
+    """Tell whether a message is the one given; its place and time are the store's."""
+    return replace(found, position=given.position, created_at=given.created_at) == given

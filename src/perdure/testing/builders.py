@@ -23,8 +23,9 @@ from perdure.protocol.events import (
     ResumeEvent,
     StateEvent,
 )
+from perdure.protocol.messages import Role
 from perdure.protocol.policies import Timeouts
-from perdure.protocol.records import ThreadRow, ToolCallRow
+from perdure.protocol.records import MessageRow, ThreadRow, ToolCallRow
 from perdure.protocol.runs import Caller, RunContext, RunHot, RunOptions, RunRow
 from perdure.protocol.states import (
     TERMINAL,
@@ -139,6 +140,29 @@ def new_thread(*, thread_id: str | None = None, tenant_id: str = TENANT_DEFAULT)
         created_at=START,
         updated_at=START,
     )
+
+
+async def append(
+    store: Store,
+    thread_id: str,
+    body: JsonValue = "hello",
+    *,
+    message_id: str | None = None,
+    tenant_id: str = TENANT_DEFAULT,
+    role: Role = Role.USER,
+    author: str = "local",
+) -> MessageRow:
+    """Append a message without a key and return it."""
+    message = await store.append_message(
+        tenant_id=tenant_id,
+        thread_id=thread_id,
+        message_id=message_id or new_id(ids.MESSAGE),
+        role=role,
+        author=author,
+        body=body,
+    )
+    assert isinstance(message, MessageRow)
+    return message
 
 
 def want(
@@ -316,7 +340,6 @@ def action_of(call: ToolCallRow, args: JsonValue = None) -> NewEvent:
         tool=call.tool,
         version=call.version,
         args=args,
-        args_digest=call.args_digest,
         effect_key=call.effect_key,
     )
     return event(data, step_index=call.step_index)

@@ -44,6 +44,7 @@ from perdure.protocol.records import InterruptRow
 from perdure.protocol.runs import Caller, RunContext, RunOptions, RunRow
 from perdure.protocol.states import Answer, CancelAction, InterruptStatus, RunState
 from perdure.signals.local import LocalSignals
+from perdure.signals.ports import Signals
 from perdure.store.commits import CancelWish
 from perdure.store.ports import Database, InterruptFilter
 from perdure.tools import LocalToolRunner, ToolRegistry
@@ -145,15 +146,16 @@ class Embedded:
     async def run_worker(self, worker: Worker) -> None:
         """Start a worker that was made; return once it has registered what it serves."""
         self.worker = worker
-        await self._group.start(self._run, worker)
+        registered = anyio.Event()
+        self._group.start_soon(self._run, worker, registered)
+        await registered.wait()
 
-    async def _run(
-        self, worker: Worker, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED
-    ) -> None:
+    async def _run(self, worker: Worker, registered: anyio.Event) -> None:
         ended = anyio.Event()
-        with anyio.CancelScope() as scope:
-            self._running[worker.worker_id] = (worker, scope, ended)
-            await worker.run(task_status=task_status)
+        async with anyio.create_task_group() as own:
+            self._running[worker.worker_id] = (worker, own.cancel_scope, ended)
+            await own.start(worker.run)
+            registered.set()
         self._running.pop(worker.worker_id, None)
         ended.set()
 
@@ -316,6 +318,21 @@ def new_worker(core: Core, catalog: Catalog, tools: LocalToolRunner, policy: Pol
     )
 
 
+def core_of(database: Database, signals: Signals, settings: EngineSettings = SETTINGS) -> Core:
+    """Return an engine's surroundings over an entered database, with the system's clock."""
+    clock = SystemClock()
+    return Core(
+        store=database.store,
+        reader=database.reader,
+        signals=signals,
+        clock=clock,
+        ids=RandomIds(),
+        chance=random.Random(),  # noqa: S311  # jitter, not secrets
+        directory=AgentDirectory(database.reader, clock),
+        settings=settings,
+    )
+
+
 @asynccontextmanager
 async def embedded(
     database: Database,
@@ -333,18 +350,8 @@ async def embedded(
     registry = AgentRegistry()
     registry.add(*agents)
     catalog = Catalog([registry]) if tools is None else _catalog(registry, tools)
-    clock = SystemClock()
     async with LocalSignals() as signals:
-        core = Core(
-            store=database.store,
-            reader=database.reader,
-            signals=signals,
-            clock=clock,
-            ids=RandomIds(),
-            chance=random.Random(),  # noqa: S311  # jitter, not secrets
-            directory=AgentDirectory(database.reader, clock),
-            settings=settings,
-        )
+        core = core_of(database, signals, settings)
         runner = LocalToolRunner(catalog.tools, grace_s=settings.cancel_grace_s)
         judge = policy or DefaultPolicy()
         async with runner, anyio.create_task_group() as group:

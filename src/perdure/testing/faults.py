@@ -35,6 +35,8 @@ from perdure.store.commits import (
     LeaseKey,
     NewRun,
     Renewal,
+    Replayed,
+    RequestKey,
     Requeued,
     ToolRegistration,
 )
@@ -208,9 +210,9 @@ class FaultyStore:
         """See the port."""
         return await self._inner.quarantine(run_id, token, reason, step_index)
 
-    async def create_thread(self, row: ThreadRow) -> None:
+    async def create_thread(self, row: ThreadRow, key: RequestKey | None = None) -> Replayed | None:
         """See the port."""
-        await self._inner.create_thread(row)
+        return await self._inner.create_thread(row, key)
 
     async def append_message(
         self,
@@ -221,7 +223,8 @@ class FaultyStore:
         role: Role,
         author: str,
         body: JsonValue,
-    ) -> MessageRow:
+        key: RequestKey | None = None,
+    ) -> MessageRow | Replayed:
         """See the port."""
         return await self._inner.append_message(
             tenant_id=tenant_id,
@@ -230,6 +233,7 @@ class FaultyStore:
             role=role,
             author=author,
             body=body,
+            key=key,
         )
 
     async def register(

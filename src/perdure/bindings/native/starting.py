@@ -7,20 +7,14 @@ from starlette.responses import Response
 from perdure.protocol.runs import Run
 from perdure.protocol.states import TERMINAL
 from perdure.server.call import Call, one, trace_of, wants_stream
-from perdure.server.idempotency import REPLAYED, key_of
+from perdure.server.idempotency import LOCATION, MADE_HEADERS, key_of, made_headers
 from perdure.server.openapi import STREAM, Responses, may_answer
 from perdure.server.sse import EventStream
 from perdure.server.stopping import while_wanted
 from perdure.service import events, runs
 from perdure.service.runs import RunRequest
 
-_HEADERS = {
-    "Location": {"description": "the run's path", "schema": {"type": "string"}},
-    REPLAYED: {
-        "description": "`true` when the key's run was made before",
-        "schema": {"type": "string", "enum": ["true"]},
-    },
-}
+_HEADERS = {**LOCATION, **MADE_HEADERS}
 
 STARTED: Responses = {
     202: {"model": Run, "description": "The run is durable and goes on", "headers": _HEADERS},
@@ -68,9 +62,7 @@ async def start_run(
         header_key=key_of(call.request),
         trace_id=trace_of(call.request),
     )
-    headers = {"Location": f"/v1/runs/{made.run.run_id}"}
-    if not made.created:
-        headers[REPLAYED] = "true"
+    headers = made_headers(f"/v1/runs/{made.run.run_id}", created=made.created)
     if as_stream:
         return await stream_of(call, made.run.run_id, 0, headers)
     run = await ended_or_not(call, made.run, wait)

@@ -12,7 +12,14 @@ from perdure.protocol.messages import Message
 from perdure.protocol.runs import Run
 from perdure.server.asgi import StrictRoute
 from perdure.server.call import AcceptHeader, InCall, Wait, example, one, page
-from perdure.server.idempotency import RunKey
+from perdure.server.idempotency import (
+    LOCATION,
+    MADE_HEADERS,
+    CreateKey,
+    RunKey,
+    key_of,
+    made_headers,
+)
 from perdure.server.openapi import may_answer
 from perdure.server.paging import LIMIT_DEFAULT, After, Limit, read_id, read_number, write_cursor
 from perdure.service import messages, runs, threads
@@ -36,17 +43,27 @@ class ThreadRunRequest(RunRequest):
     summary="Create a thread",
     status_code=201,
     response_model=ThreadView,
-    responses=may_answer("conflict", body=True),
+    responses={
+        201: {"headers": {**LOCATION, **MADE_HEADERS}},
+        **may_answer("conflict", "idempotency_mismatch", body=True),
+    },
 )
 async def create_thread(
     call: InCall,
     body: Annotated[
         ThreadRequest | None, Body(openapi_examples=example({"title": "Weekly report"}))
     ] = None,
+    idempotency_key: CreateKey = None,
 ) -> Response:
-    """Create a thread: a context for runs, never a lock."""
-    made = await threads.create_thread(call.service, call.principal, body or ThreadRequest())
-    return one(made, 201, {"Location": f"/v1/threads/{made.thread_id}"})
+    """Create a thread: a context for runs, never a lock. The same idempotency key returns the same
+    thread; with another body it is refused."""
+    del idempotency_key  # read from the raw header, as bytes
+    made = await threads.create_thread(
+        call.service, call.principal, body or ThreadRequest(), key=key_of(call.request)
+    )
+    thread = made.thread
+    headers = made_headers(f"/v1/threads/{thread.thread_id}", created=made.created)
+    return one(thread, 201, headers)
 
 
 @router.get(
@@ -103,7 +120,10 @@ async def list_messages(
     summary="Append a message",
     status_code=201,
     response_model=Message,
-    responses=may_answer("not_found", "conflict", body=True),
+    responses={
+        201: {"headers": {**LOCATION, **MADE_HEADERS}},
+        **may_answer("not_found", "conflict", "idempotency_mismatch", body=True),
+    },
 )
 async def append_message(
     call: InCall,
@@ -116,10 +136,29 @@ async def append_message(
             )
         ),
     ],
+    idempotency_key: CreateKey = None,
 ) -> Response:
-    """Append a message that belongs to no run; the next run of the thread sees it."""
-    made = await messages.append_message(call.service, call.principal, thread_id, body)
-    return one(made, 201)
+    """Append a message that belongs to no run; the next run of the thread sees it. The same
+    idempotency key returns the same message; with another body it is refused."""
+    del idempotency_key  # read from the raw header, as bytes
+    made = await messages.append_message(
+        call.service, call.principal, thread_id, body, key=key_of(call.request)
+    )
+    message = made.message
+    headers = made_headers(f"/v1/messages/{message.message_id}", created=made.created)
+    return one(message, 201, headers)
+
+
+@router.get(
+    "/messages/{message_id}",
+    operation_id="get_message",
+    summary="Show a message",
+    response_model=Message,
+    responses=may_answer("not_found", parameters=True),
+)
+async def get_message(call: InCall, message_id: str) -> Response:
+    """Return one message with its typed parts."""
+    return one(await messages.get_message(call.service, call.principal, message_id))
 
 
 @router.post(

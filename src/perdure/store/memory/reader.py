@@ -196,6 +196,11 @@ class MemoryReader:
         rows = [row for row in self._tables.threads.values() if row.tenant_id == tenant_id]
         return _newest(rows, lambda row: row.thread_id, after, limit)
 
+    async def find_message(self, tenant_id: str, message_id: str) -> MessageRow | None:
+        """See `Reader.find_message`."""
+        row = self._tables.messages.get(message_id)
+        return row if row is not None and row.tenant_id == tenant_id else None
+
     async def list_messages(
         self, thread_id: str, *, after: int, limit: int, until: int | None = None
     ) -> list[MessageRow]:

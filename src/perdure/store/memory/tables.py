@@ -24,7 +24,7 @@ from perdure.protocol.records import (
 )
 from perdure.protocol.runs import RunFacts, RunHot, RunRow
 from perdure.protocol.states import TERMINAL, AttemptEnd, ParkedOn
-from perdure.store.commits import NewBlob, TimerKind
+from perdure.store.commits import NewBlob, Replayed, RequestKey, TimerKind
 from perdure.store.rules import Kept, next_in_thread
 
 Clock = Callable[[], datetime]
@@ -101,6 +101,9 @@ class Tables:
     blobs: dict[tuple[str, str], Blob] = field(default_factory=dict[tuple[str, str], Blob])
     threads: dict[str, ThreadRow] = field(default_factory=dict[str, ThreadRow])
     messages: dict[str, MessageRow] = field(default_factory=dict[str, MessageRow])
+    request_keys: dict[tuple[str, str, str], Replayed] = field(
+        default_factory=dict[tuple[str, str, str], Replayed]
+    )
     late: dict[tuple[str, int], LateRow] = field(default_factory=dict[tuple[str, int], LateRow])
     agents: dict[tuple[str, str], Registered] = field(
         default_factory=dict[tuple[str, str], Registered]
@@ -172,6 +175,14 @@ class Tables:
                 )
             else:
                 known.last_referenced_at = max(now, known.last_referenced_at)
+
+    def take_key(self, tenant_id: str, key: RequestKey | None, object_id: str) -> Replayed | None:
+        """Record that an object stands under a key, or return another that does."""
+        if key is None:
+            return None
+        mine = Replayed(object_id=object_id, fingerprint=key.fingerprint)
+        known = self.request_keys.setdefault((tenant_id, key.scope, key.key), mine)
+        return None if known.object_id == object_id else known
 
     def add_message(self, message: MessageRow) -> None:
         """Add a message at the end of its thread; its `position` is given here."""

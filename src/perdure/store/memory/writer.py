@@ -23,6 +23,8 @@ from perdure.store.commits import (
     LeaseKey,
     NewRun,
     Renewal,
+    Replayed,
+    RequestKey,
     Requeued,
     ToolRegistration,
 )
@@ -156,11 +158,15 @@ class MemoryStore:
         self._tables.end_attempt(run, AttemptEnd.ERROR)
         return True
 
-    async def create_thread(self, row: ThreadRow) -> None:
+    async def create_thread(self, row: ThreadRow, key: RequestKey | None = None) -> Replayed | None:
         """See `Store.create_thread`."""
-        if row.thread_id in self._tables.threads:
+        found = self._tables.threads.get(row.thread_id)
+        if found is not None and not rules.is_same_thread(found, row):
             raise Conflict("the thread exists")
-        self._tables.threads[row.thread_id] = row
+        known = self._tables.take_key(row.tenant_id, key, row.thread_id)
+        if known is None:
+            self._tables.threads.setdefault(row.thread_id, row)
+        return known
 
     async def append_message(
         self,
@@ -171,28 +177,33 @@ class MemoryStore:
         role: Role,
         author: str,
         body: JsonValue,
-    ) -> MessageRow:
-        """See `Store.append_message`. Raises Conflict when the message's id exists."""
+        key: RequestKey | None = None,
+    ) -> MessageRow | Replayed:
+        """See `Store.append_message`."""
         tables = self._tables
+        message = MessageRow(
+            message_id=message_id,
+            thread_id=thread_id,
+            tenant_id=tenant_id,
+            position=0,
+            run_id=None,
+            seq=None,
+            role=role,
+            author=author,
+            body=body,
+            created_at=tables.clock(),
+        )
+        found = tables.messages.get(message_id)
+        if found is not None and not rules.is_same_message(found, message):
+            raise Conflict("the message exists")
         thread = tables.threads.get(thread_id)
         if thread is None or thread.tenant_id != tenant_id:
             raise NotFound("no such thread")
-        if message_id in tables.messages:
-            raise Conflict("the message exists")
-        tables.add_message(
-            MessageRow(
-                message_id=message_id,
-                thread_id=thread_id,
-                tenant_id=tenant_id,
-                position=0,
-                run_id=None,
-                seq=None,
-                role=role,
-                author=author,
-                body=body,
-                created_at=tables.clock(),
-            )
-        )
+        known = tables.take_key(tenant_id, key, message_id)
+        if known is not None:
+            return known
+        if found is None:
+            tables.add_message(message)
         return tables.messages[message_id]
 
     async def register(

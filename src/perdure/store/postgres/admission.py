@@ -27,7 +27,7 @@ from perdure.store.postgres.lanes import Lane
 from perdure.store.postgres.moving import columns
 from perdure.store.postgres.rows import facts_of, hot_of, run_of
 from perdure.store.postgres.statements import SQL
-from perdure.store.postgres.wire import digest_out, id_in, text_in, text_out
+from perdure.store.postgres.wire import data_out, digest_out, id_in, text_in, text_out
 
 GROUP_MAX = 64
 _SERVES_SEPARATOR = chr(31)
@@ -227,7 +227,7 @@ def _cells(new: NewRun, place: _Place) -> tuple[Any, ...]:
         new.options.timeouts.run_s,
         new.event.step_index,
         TYPE_NUMBER[new.event.data.type],
-        new.event.encoded(),
+        data_out(new.event.encoded()),
         new.caller.principal.encode(),
     )
 
@@ -304,5 +304,5 @@ def _taken_cells(one: Claimed, row: Row) -> tuple[Any, ...]:
         hot.lease_token,
         hot.cancel_epoch,
         hot.step_index,
-        NewEvent(data=data, step_index=hot.step_index).encoded(),
+        data_out(NewEvent(data=data, step_index=hot.step_index).encoded()),
     )

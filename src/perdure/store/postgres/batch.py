@@ -17,7 +17,7 @@ from perdure.protocol.records import ToolCallRow
 from perdure.protocol.runs import Counters
 from perdure.protocol.states import TERMINAL, RunState, ToolCallStatus
 from perdure.store.commits import CallUpdate, Commit, NewExecution
-from perdure.store.postgres.wire import digest_out, digest_out_or_none, id_out, text_out
+from perdure.store.postgres.wire import data_out, digest_out, digest_out_or_none, id_out, text_out
 
 Cells = list[Any]
 _GROUPS = {
@@ -150,7 +150,7 @@ def _terminal_seq(commit: Commit) -> int:
 def _event_rows(commit: Commit, place: int) -> list[tuple[Any, ...]]:
     first = commit.guard.expected_seq + 1
     return [
-        (place, first + i, event.step_index, TYPE_NUMBER[event.data.type], event.encoded())
+        (place, first + i, event.step_index, TYPE_NUMBER[event.data.type], data_out(event.encoded()))
         for i, event in enumerate(commit.events)
     ]
 

@@ -58,14 +58,6 @@ class Connection(Protocol):
         """Tell whether the connection is closed."""
         ...
 
-    async def add_listener(self, channel: str, callback: object) -> None:
-        """LISTEN on a channel."""
-        ...
-
-    def add_termination_listener(self, callback: object) -> None:
-        """Call back when the connection ends."""
-        ...
-
 
 async def connect(dsn: str, *, timeout_s: float = CONNECT_S) -> Connection:
     """Open a direct connection. The driver's errors pass; `errors.translate` reads them."""

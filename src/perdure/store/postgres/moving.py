@@ -14,7 +14,7 @@ from perdure.protocol.runs import RunHot
 from perdure.protocol.states import AttemptEnd
 from perdure.store.postgres.driver import Connection
 from perdure.store.postgres.statements import SQL
-from perdure.store.postgres.wire import id_out
+from perdure.store.postgres.wire import data_out, id_out
 
 Moved = tuple[str, RunHot]
 """A run's hex digits and its row as it becomes."""
@@ -60,7 +60,7 @@ async def append_events(
             hot.attempt,
             hot.cancel_epoch,
             TYPE_NUMBER[data.type],
-            NewEvent(data=data, step_index=step_index).encoded(),
+            data_out(NewEvent(data=data, step_index=step_index).encoded()),
         )
         for run_id, hot, data, step_index in events
     ]

@@ -181,6 +181,11 @@ class PostgresReader:
         found = await self._fetch("list_threads", tenant_id, id_out(after), limit)
         return [rows.thread_of(row) for row in found]
 
+    async def find_message(self, tenant_id: str, message_id: str) -> MessageRow | None:
+        """See `Reader.find_message`."""
+        row = await self._first("find_message", hex_of(message_id), tenant_id)
+        return None if row is None else rows.message_of(row)
+
     async def list_messages(
         self, thread_id: str, *, after: int, limit: int, until: int | None = None
     ) -> list[MessageRow]:

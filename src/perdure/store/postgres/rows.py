@@ -58,6 +58,7 @@ from perdure.protocol.values import Value
 from perdure.store.commits import DueTimer, TimerKind
 from perdure.store.postgres.driver import Row
 from perdure.store.postgres.wire import (
+    data_in,
     digest_in,
     digest_in_or_none,
     id_in,
@@ -151,7 +152,7 @@ def event_of(run_id: str, row: Row) -> RecordedEvent:
         at=row["at"],
         attempt=row["attempt"],
         epoch=row["epoch"],
-        raw=row["data"],
+        raw=data_in(row["data"]),
         schema_version=row["schema_version"],
     )
 

@@ -1,14 +1,19 @@
 """How values stand in PostgreSQL: ids as bare UUIDs, digests as 32 bytes, free text as UTF-8 bytes.
 
+An event's data is deflated when that saves a tenth: PostgreSQL itself compresses only rows of
+more than 2 KB, and most events are smaller. JSON begins with a brace and deflated data with 0x78,
+so that either is known when it is read.
+
 Free text is text that a caller, a tool or a model makes up: PostgreSQL's `text` refuses U+0000.
 """
 
 import re
-from datetime import datetime
+import zlib
 from uuid import UUID
 
 from perdure.protocol.ids import hex_of
 
+DEFLATE_FROM_BYTES = 256
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -35,6 +40,24 @@ def digest_in_or_none(stored: bytes | None) -> str | None:
     return None if stored is None else digest_in(stored)
 
 
+def data_out(raw: bytes) -> bytes:
+    """Return the stored form of an event's data."""
+    if len(raw) < DEFLATE_FROM_BYTES:
+        return raw
+    deflated = zlib.compress(raw, 1)
+    return deflated if len(deflated) * 10 < len(raw) * 9 else raw
+
+
+def data_in(stored: bytes) -> bytes:
+    """Return an event's data of its stored form; damaged data as it is, for its reader to refuse."""
+    if stored[:1] == b"{":
+        return stored
+    try:
+        return zlib.decompress(stored)
+    except zlib.error:
+        return stored
+
+
 def text_out(text: str | None) -> bytes | None:
     """Return the stored form of free text."""
     return None if text is None else text.encode()
@@ -58,8 +81,3 @@ def id_in(prefix: str, stored: UUID) -> str:
 def id_in_or_none(prefix: str, stored: UUID | None) -> str | None:
     """Return the id text of a UUID that may be absent."""
     return None if stored is None else f"{prefix}_{stored.hex}"
-
-
-def later(one: datetime, other: datetime) -> datetime:
-    """Return the later of two times."""
-    return max(one, other)

@@ -9,9 +9,9 @@ from datetime import datetime
 
 from pydantic import JsonValue
 
+from perdure.protocol.base import from_micros
 from perdure.protocol.codec import encode
-from perdure.protocol.errors import Conflict, NotFound
-from perdure.protocol.ids import hex_of
+from perdure.protocol.errors import Conflict
 from perdure.protocol.messages import Role
 from perdure.protocol.records import MessageRow, ThreadRow
 from perdure.protocol.runs import RunHot
@@ -27,10 +27,12 @@ from perdure.store.commits import (
     LeaseKey,
     NewRun,
     Renewal,
+    Replayed,
+    RequestKey,
     Requeued,
     ToolRegistration,
 )
-from perdure.store.postgres import moves
+from perdure.store.postgres import moves, threads
 from perdure.store.postgres.admission import Admission, claim
 from perdure.store.postgres.committing import Committer
 from perdure.store.postgres.driver import Connection
@@ -39,7 +41,7 @@ from perdure.store.postgres.heartbeat import Heartbeat
 from perdure.store.postgres.lanes import Access, Lane, Result, Work
 from perdure.store.postgres.moving import columns
 from perdure.store.postgres.statements import SQL
-from perdure.store.postgres.wire import digest_out, id_out
+from perdure.store.postgres.wire import digest_out
 
 Clock = Callable[[], datetime] | None
 
@@ -116,23 +118,9 @@ class PostgresStore:
             lambda c: moves.quarantine(c, run_id, token, reason, step_index, self._now())
         )
 
-    async def create_thread(self, row: ThreadRow) -> None:
+    async def create_thread(self, row: ThreadRow, key: RequestKey | None = None) -> Replayed | None:
         """See `Store.create_thread`."""
-        arguments = (
-            hex_of(row.thread_id),
-            row.tenant_id,
-            row.title.encode(),
-            encode(row.metadata),
-            encode(row.participants),
-            encode([*row.capabilities]),
-            id_out(row.active_run_id),
-            row.last_position,
-            row.created_at,
-            row.updated_at,
-        )
-        made = await self._move(lambda c: c.fetch(SQL["insert_thread"], *arguments))
-        if not made:
-            raise Conflict("the thread exists")
+        return await self._move(lambda c: threads.create_thread(c, row, key, self._now()))
 
     async def append_message(
         self,
@@ -143,31 +131,22 @@ class PostgresStore:
         role: Role,
         author: str,
         body: JsonValue,
-    ) -> MessageRow:
-        """See `Store.append_message`. Raises Conflict when the message's id exists."""
-        thread, message, now = hex_of(thread_id), hex_of(message_id), self._now()
-
-        async def work(connection: Connection) -> MessageRow:
-            rows = await connection.fetch(SQL["next_position"], thread, tenant_id, now)
-            if not rows:
-                raise NotFound("no such thread")
-            position: int = rows[0]["last_position"]
-            written = (message, now, position, tenant_id, role, author.encode(), encode(body))
-            (row,) = await connection.fetch(SQL["insert_message"], thread, *written)
-            return MessageRow(
-                message_id=message_id,
-                thread_id=thread_id,
-                tenant_id=tenant_id,
-                position=position,
-                run_id=None,
-                seq=None,
-                role=role,
-                author=author,
-                body=body,
-                created_at=row["created_at"],
-            )
-
-        return await self._move(work)
+        key: RequestKey | None = None,
+    ) -> MessageRow | Replayed:
+        """See `Store.append_message`."""
+        message = MessageRow(
+            message_id=message_id,
+            thread_id=thread_id,
+            tenant_id=tenant_id,
+            position=0,
+            run_id=None,
+            seq=None,
+            role=role,
+            author=author,
+            body=body,
+            created_at=from_micros(0),
+        )
+        return await self._move(lambda c: threads.append_message(c, message, key, self._now()))
 
     async def register(
         self, agents: Sequence[AgentRegistration], tools: Sequence[ToolRegistration]

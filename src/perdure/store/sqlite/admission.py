@@ -18,11 +18,24 @@ from perdure.store.commits import (
     AgentRegistration,
     Inserted,
     NewRun,
+    Replayed,
+    RequestKey,
     TimerKind,
     ToolRegistration,
 )
-from perdure.store.rules import Kept
-from perdure.store.sqlite.rows import FINGERPRINT, Row, maybe, pack_hot, pack_id, read_run
+from perdure.store.rules import Kept, is_same_message, is_same_thread
+from perdure.store.sqlite.rows import (
+    FINGERPRINT,
+    Row,
+    maybe,
+    pack_digest,
+    pack_hot,
+    pack_id,
+    read_message,
+    read_run,
+    read_thread,
+    unpack_digest,
+)
 from perdure.store.sqlite.transaction import NO_REF, Transaction
 
 
@@ -161,27 +174,61 @@ def insert_thread(tx: Transaction, row: ThreadRow) -> None:
     )
 
 
-def create_thread(tx: Transaction, row: ThreadRow) -> None:
-    """Create a thread, unless its id exists."""
-    if tx.one("find_active_run", pack_id(row.thread_id)) is not None:
+def create_thread(tx: Transaction, row: ThreadRow, key: RequestKey | None) -> Replayed | None:
+    """Create a thread, unless its id or its key exists."""
+    found = maybe(read_thread, tx.one("find_thread", pack_id(row.thread_id), row.tenant_id))
+    if found is None and tx.one("find_active_run", pack_id(row.thread_id)) is not None:
         raise Conflict("the thread exists")
-    insert_thread(tx, row)
+    if found is not None and not is_same_thread(found, row):
+        raise Conflict("the thread exists")
+    known = _take_key(tx, row.tenant_id, key, row.thread_id)
+    if known is None and found is None:
+        insert_thread(tx, row)
+    return known
 
 
-def append_message(tx: Transaction, message: MessageRow) -> MessageRow:
+def _take_key(
+    tx: Transaction, tenant_id: str, key: RequestKey | None, object_id: str
+) -> Replayed | None:
+    """Record that an object stands under a key, or return another that does."""
+    if key is None:
+        return None
+    mine = pack_id(object_id)
+    known = tx.one("find_request_key", tenant_id, key.scope, key.key)
+    if known is None:
+        fingerprint = pack_digest(key.fingerprint)
+        tx.run(
+            "insert_request_key", tenant_id, key.scope, key.key, fingerprint, mine, tx.now_micros
+        )
+        return None
+    if known[0] == mine:
+        return None
+    prefix = object_id.partition("_")[0]
+    return Replayed(object_id=f"{prefix}_{known[0].hex()}", fingerprint=unpack_digest(known[1]))
+
+
+def append_message(
+    tx: Transaction, message: MessageRow, key: RequestKey | None
+) -> MessageRow | Replayed:
     """Append a message that belongs to no run; its position and time are given here."""
-    thread, key = pack_id(message.thread_id), pack_id(message.message_id)
-    if tx.one("find_thread", thread, message.tenant_id) is None:
-        raise NotFound("no such thread")
-    if tx.one("find_message", key) is not None:
+    found = maybe(read_message, tx.one("find_message", pack_id(message.message_id), None))
+    if found is not None and not is_same_message(found, message):
         raise Conflict("the message exists")
+    if tx.one("find_thread", pack_id(message.thread_id), message.tenant_id) is None:
+        raise NotFound("no such thread")
+    known = _take_key(tx, message.tenant_id, key, message.message_id)
+    return known or found or _insert_message(tx, message)
+
+
+def _insert_message(tx: Transaction, message: MessageRow) -> MessageRow:
+    thread, identity = pack_id(message.thread_id), pack_id(message.message_id)
     place = tx.one("next_position", tx.now_micros, thread, message.tenant_id)
     assert place is not None, "the thread was found"
     tx.run(
         "insert_message",
         thread,
         place[0],
-        key,
+        identity,
         message.tenant_id,
         None,
         None,

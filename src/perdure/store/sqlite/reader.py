@@ -13,6 +13,7 @@ from perdure.protocol.ids import (
     ARTIFACT,
     CHECKPOINT,
     INTERRUPT,
+    MESSAGE,
     RUN,
     THREAD,
     TOOL_CALL,
@@ -219,6 +220,11 @@ class SqliteReader:
         return await self._readers.rows(
             "list_threads", tenant_id, start, limit, convert=rows.read_thread
         )
+
+    async def find_message(self, tenant_id: str, message_id: str) -> MessageRow | None:
+        """See `Reader.find_message`."""
+        key = _key(MESSAGE, message_id)
+        return await self._readers.row("find_message", key, tenant_id, convert=rows.read_message)
 
     async def list_messages(
         self, thread_id: str, *, after: int, limit: int, until: int | None = None

@@ -23,6 +23,8 @@ from perdure.store.commits import (
     NewRun,
     Refused,
     Renewal,
+    Replayed,
+    RequestKey,
     Requeued,
     ToolRegistration,
 )
@@ -91,9 +93,9 @@ class SqliteStore:
 
         return await self._writer.run(put_aside)
 
-    async def create_thread(self, row: ThreadRow) -> None:
+    async def create_thread(self, row: ThreadRow, key: RequestKey | None = None) -> Replayed | None:
         """See `Store.create_thread`."""
-        await self._writer.run(lambda tx: admission.create_thread(tx, row))
+        return await self._writer.run(lambda tx: admission.create_thread(tx, row, key))
 
     async def append_message(
         self,
@@ -104,8 +106,9 @@ class SqliteStore:
         role: Role,
         author: str,
         body: JsonValue,
-    ) -> MessageRow:
-        """See `Store.append_message`. Raises Conflict when the message's id exists."""
+        key: RequestKey | None = None,
+    ) -> MessageRow | Replayed:
+        """See `Store.append_message`."""
         message = MessageRow(
             message_id=message_id,
             thread_id=thread_id,
@@ -118,7 +121,7 @@ class SqliteStore:
             body=body,
             created_at=from_micros(0),
         )
-        return await self._writer.run(partial(admission.append_message, message=message))
+        return await self._writer.run(partial(admission.append_message, message=message, key=key))
 
     async def register(
         self, agents: Sequence[AgentRegistration], tools: Sequence[ToolRegistration]

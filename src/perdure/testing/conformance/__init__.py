@@ -23,6 +23,7 @@ _PARTS = (
     "claims",
     "fences",
     "inserts",
+    "keys",
     "leases",
     "races",
     "readers",
@@ -44,6 +45,7 @@ from perdure.testing.conformance.inserts import (  # noqa: E402
     InsertContract,
     ThreadContract,
 )
+from perdure.testing.conformance.keys import RequestKeyContract  # noqa: E402
 from perdure.testing.conformance.leases import LeaseContract, QuarantineContract  # noqa: E402
 from perdure.testing.conformance.races import RaceContract  # noqa: E402
 from perdure.testing.conformance.readers import (  # noqa: E402
@@ -73,6 +75,7 @@ __all__ = [
     "ReaderContract",
     "RefusalContract",
     "RegistryContract",
+    "RequestKeyContract",
     "RowContract",
     "TextContract",
     "ThreadContract",

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import anyio
 import pytest
+from pydantic import JsonValue
 
 from perdure.protocol import ids
 from perdure.protocol.errors import Conflict, NotFound, ThreadBusy
@@ -12,7 +13,7 @@ from perdure.protocol.messages import Role
 from perdure.protocol.states import ParkedOn, RunState
 from perdure.store.commits import DueTimer, Inserted, NewBlob, NewRun, TimerKind
 from perdure.store.ports import Reader, RunFilter, Store
-from perdure.testing.builders import finish, look, new_id, new_run, new_thread
+from perdure.testing.builders import append, finish, look, new_id, new_run, new_thread
 from perdure.testing.clock import FakeClock
 from perdure.testing.conformance.base import Contract, history
 
@@ -298,14 +299,8 @@ class ThreadContract(Contract):
         new = new_run()
         await store.insert_run(new)
         clock.advance(5)
-        message = await store.append_message(
-            tenant_id=new.tenant_id,
-            thread_id=new.thread_id,
-            message_id=new_id(ids.MESSAGE),
-            role=Role.SYSTEM,
-            author="operator",
-            body=[{"type": "text", "text": "hello"}],
-        )
+        body: JsonValue = [{"type": "text", "text": "hello"}]
+        message = await append(store, new.thread_id, body, role=Role.SYSTEM, author="operator")
         assert (message.position, message.run_id, message.seq) == (2, None, None)
         assert (message.role, message.author, message.created_at) == (
             Role.SYSTEM,
@@ -324,11 +319,4 @@ class ThreadContract(Contract):
         await store.create_thread(thread)
         for thread_id in (thread.thread_id, new_id(ids.THREAD)):
             with pytest.raises(NotFound):
-                await store.append_message(
-                    tenant_id="default",
-                    thread_id=thread_id,
-                    message_id=new_id(ids.MESSAGE),
-                    role=Role.USER,
-                    author="local",
-                    body="hello",
-                )
+                await append(store, thread_id)

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from perdure.protocol import ids
-from perdure.protocol.messages import Role
 from perdure.protocol.runs import RunRow
 from perdure.protocol.states import (
     ArtifactStatus,
@@ -28,6 +27,7 @@ from perdure.testing.builders import (
     PLANNING,
     advanced,
     answering,
+    append,
     asking,
     cancel_wish,
     claimed,
@@ -249,14 +249,7 @@ class ReaderContract(Contract):
         thread = new_thread()
         await store.create_thread(thread)
         for place in range(1, 6):
-            await store.append_message(
-                tenant_id="default",
-                thread_id=thread.thread_id,
-                message_id=new_id(ids.MESSAGE),
-                role=Role.USER,
-                author="ana",
-                body=place,
-            )
+            await append(store, thread.thread_id, place)
 
         async def bodies(after: int, limit: int, until: int | None = None) -> list[object]:
             page = await reader.list_messages(

@@ -8,13 +8,13 @@ from pydantic import JsonValue
 from perdure.protocol import ids
 from perdure.protocol.codec import DEPTH_MAX, INTEGER_MAX
 from perdure.protocol.events import ActionEvent, CustomEvent, LateEvent, ResultEvent
-from perdure.protocol.messages import Role
 from perdure.store.commits import AgentRegistration, NewBlob, NewCheckpoint
 from perdure.store.ports import Reader, Store
 from perdure.testing.builders import (
     TO_EXECUTING,
     action_of,
     advanced,
+    append,
     claimed,
     commit_of,
     late_result,
@@ -88,14 +88,7 @@ class TextContract(Contract):
         value = TEXTS[name]
         new = new_run(input=value)
         await store.insert_run(new)
-        message = await store.append_message(
-            tenant_id=new.tenant_id,
-            thread_id=new.thread_id,
-            message_id=new_id(ids.MESSAGE),
-            role=Role.USER,
-            author="ana",
-            body=value,
-        )
+        message = await append(store, new.thread_id, value, author="ana")
         row = await look(reader, new.run_id)
         [found] = await reader.list_messages(new.thread_id, after=1, limit=10)
         assert found == message

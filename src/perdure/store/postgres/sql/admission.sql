@@ -88,6 +88,14 @@ INSERT INTO messages (thread_id, message_id, created_at, position, tenant_id, ro
 VALUES ($1::uuid, $2::uuid, coalesce($3::timestamptz, now()), $4, $5, $6, $7, $8)
 RETURNING created_at;
 
+-- name: insert_request_key
+INSERT INTO request_keys (object_id, created_at, tenant_id, scope, key, fingerprint)
+VALUES ($1::uuid, coalesce($2::timestamptz, now()), $3, $4, $5, $6)
+    ON CONFLICT (tenant_id, scope, key) DO NOTHING RETURNING 1 AS made;
+
+-- name: find_request_key
+SELECT object_id, fingerprint FROM request_keys WHERE tenant_id = $1 AND scope = $2 AND key = $3;
+
 -- name: next_thread_run
 SELECT r.run_id FROM runs AS r
  CROSS JOIN LATERAL (

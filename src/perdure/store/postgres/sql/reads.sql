@@ -140,6 +140,10 @@ SELECT thread_id, tenant_id, title, metadata, participants, capabilities, active
  WHERE tenant_id = $1 AND ($2::uuid IS NULL OR thread_id < $2)
  ORDER BY thread_id DESC LIMIT $3;
 
+-- name: find_message
+SELECT message_id, thread_id, tenant_id, position, run_id, seq, role, author, body, created_at
+  FROM messages WHERE message_id = $1::uuid AND ($2::text IS NULL OR tenant_id = $2);
+
 -- name: list_messages
 SELECT message_id, thread_id, tenant_id, position, run_id, seq, role, author, body, created_at
   FROM messages

@@ -34,7 +34,18 @@ WHERE thread_id = ? AND tenant_id = ?
 RETURNING last_position;
 
 -- name: find_message
-SELECT 1 FROM messages WHERE message_id = ?;
+SELECT
+    message_id, thread_id, tenant_id, position, run_id, seq, role, author, body, created_at
+FROM messages
+WHERE message_id = ?1 AND (?2 IS NULL OR tenant_id = ?2);
+
+-- name: insert_request_key
+INSERT INTO request_keys (tenant_id, scope, key, fingerprint, object_id, created_at)
+VALUES (?, ?, ?, ?, ?, ?);
+
+-- name: find_request_key
+SELECT object_id, fingerprint FROM request_keys
+WHERE tenant_id = ? AND scope = ? AND key = ?;
 
 -- name: insert_message
 INSERT INTO messages (

@@ -1,0 +1,101 @@
+"""The page of event types: what each means, its fields, and what readers may rely on."""
+
+from typing import Any
+
+from pydantic import BaseModel
+
+from perdure.ops.reference.field_notes import note_of
+from perdure.ops.reference.schemas import Schema, event_models, event_schema
+from perdure.protocol.events import EVENT_TYPES, EventView
+from perdure.protocol.stability import DEPRECATED, PROVISIONAL_TYPES, level_of, since
+
+HEAD = """\
+# Events
+
+A run's log is a list of events without gaps: `seq` is 1 for its creation and grows by one. Each
+event stands for something that was durable in the same moment. This page lists every type; the
+schema of its `data` is `schemas/event-<type>.json`, that of the whole event `schemas/event.json`.
+
+Readers let types and fields pass that they do not know: a later release may add some. What a
+field's level promises:
+
+| level | promise |
+|---|---|
+| stable | name, type and meaning stay; before one goes it is marked deprecated for two minor releases |
+| text | always there, worded for people; the wording may change at any time |
+| provisional | not written yet, or its form may change in a minor release |
+
+A field that is absent from a stored event has its default. Fields that are sent always stand in
+the JSON, `null` when they have no value. A stored sample of every type and schema version is kept
+and read by the tests of every release.
+
+## Around the data
+
+| field | type |
+|---|---|
+"""
+
+
+def events_page() -> str:
+    """Return the page."""
+    envelope = EventView.model_json_schema(mode="serialization")["properties"]
+    parts = [HEAD]
+    parts += [f"| `{name}` | {type_text(schema)} |\n" for name, schema in envelope.items()]
+    models = dict(event_models())
+    parts += [_section(name, models[name]) for name in EVENT_TYPES]
+    return "".join(parts)
+
+
+def _section(name: str, model: type[BaseModel]) -> str:
+    schema = event_schema(name, model)
+    written = "not written yet" if name in PROVISIONAL_TYPES else "written by this release"
+    lines = [
+        f"\n## {name}\n\n{_meaning(name)}\n\n",
+        f"Since {since(name)}; {written}{_deprecated(name)}.\n\n",
+        "| field | type | level | meaning |\n|---|---|---|---|\n",
+    ]
+    lines += [
+        f"| `{field}` | {type_text(found)} | {level_of(name, field)}{_added(name, field)} "
+        f"| {note_of(name, field)} |\n"
+        for field, found in schema["properties"].items()
+    ]
+    return "".join(lines)
+
+
+def _meaning(name: str) -> str:
+    model = dict(_stored())[name]
+    return " ".join((model.__doc__ or "").split())
+
+
+def _stored() -> list[tuple[str, type[BaseModel]]]:
+    """Return the models as they are stored: their docstrings are the meanings."""
+    return [
+        (name, model.__mro__[1] if name == "state" else model) for name, model in event_models()
+    ]
+
+
+def _added(name: str, field: str) -> str:
+    found = since(name, field)
+    later = "" if found == since(name) else f", since {found}"
+    return later + _deprecated(f"{name}.{field}")
+
+
+def _deprecated(name: str) -> str:
+    return f", deprecated since {DEPRECATED[name]}" if name in DEPRECATED else ""
+
+
+def type_text(schema: Schema) -> str:
+    """Return a JSON Schema as a few words for a table."""
+    if "const" in schema:
+        return f"`{schema['const']}`"
+    if "enum" in schema:
+        return " / ".join(f"`{value}`" for value in schema["enum"])
+    if "$ref" in schema:
+        name = str(schema["$ref"]).rpartition("/")[2]
+        return "any JSON" if name == "JsonValue" else name
+    if "anyOf" in schema:
+        return " or ".join(dict.fromkeys(type_text(kind) for kind in schema["anyOf"]))
+    kind: Any = schema.get("type", "any JSON")
+    if kind == "array":
+        return f"list of {type_text(schema.get('items', {}))}"
+    return str(schema.get("format", kind))

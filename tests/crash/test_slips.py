@@ -1,0 +1,197 @@
+"""Faults of the engine that the acceptance scene found, each at the least distance that shows it."""
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import anyio
+import pytest
+
+from perdure.engine.context import PlannerContext
+from perdure.engine.core import EngineSettings
+from perdure.engine.load import load_view
+from perdure.engine.ports import HostedAgent
+from perdure.protocol.decisions import Decision, Finish
+from perdure.protocol.events import ResultEvent
+from perdure.protocol.records import CheckpointRow
+from perdure.protocol.runs import RunRow
+from perdure.protocol.states import Answer, RunState, ToolCallStatus
+from perdure.store.ports import Database, Reader, Store
+from perdure.store.sqlite import SqliteDatabase
+from perdure.testing.embedded import SETTINGS, Embedded, call, calls, embedded, scripted, unasked
+from perdure.testing.faults import Boundary, FaultyStore, Plan, Trap, When
+from perdure.testing.tools import ToolZoo
+from tests.flow.world import assert_sound
+
+
+class Faulty:
+    """A database whose store has a trap."""
+
+    def __init__(self, inner: Database, trap: Trap) -> None:
+        self._inner = inner
+        self.store: Store = FaultyStore(inner.store, trap)
+
+    @property
+    def reader(self) -> Reader:
+        """The reading port."""
+        return self._inner.reader
+
+    async def __aenter__(self) -> Self:
+        await self._inner.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._inner.__aexit__(kind, error, trace)
+
+
+class Interposed:
+    """A reader that lets something happen once, right after it has read checkpoints."""
+
+    def __init__(self, inner: Reader, happens: Callable[[], Awaitable[object]]) -> None:
+        self._inner = inner
+        self._happens: Callable[[], Awaitable[object]] | None = happens
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def list_checkpoints(
+        self, run_id: str, *, before: int | None, limit: int
+    ) -> list[CheckpointRow]:
+        """Read, and then let it happen."""
+        rows = await self._inner.list_checkpoints(run_id, before=before, limit=limit)
+        happens, self._happens = self._happens, None
+        if happens is not None:
+            await happens()
+        return rows
+
+
+@pytest.fixture
+def zoo(tmp_path: Path) -> ToolZoo:
+    """The tools of the zoo."""
+    return ToolZoo(tmp_path / "journal.jsonl")
+
+
+@asynccontextmanager
+async def engine_over(
+    path: Path,
+    agents: list[HostedAgent],
+    zoo: ToolZoo,
+    *,
+    plan: Plan | None = None,
+    settings: EngineSettings = SETTINGS,
+) -> AsyncGenerator[Embedded]:
+    """Run an engine over a file whose store has a trap; on leaving, verify finds nothing."""
+    async with Faulty(SqliteDatabase(path / "perdure.db"), Trap(plan)) as database:
+        async with embedded(database, agents, tools=zoo.registry, settings=settings) as engine:
+            yield engine
+            zoo.open_gate()
+        await assert_sound(database)
+
+
+def once(wish: Decision, *tools: str) -> HostedAgent:
+    """An agent that decides this, and then finishes with what it was told."""
+
+    def decide(context: PlannerContext) -> Decision:
+        if not context.turns:
+            return wish
+        return Finish(answer=[record.status for record in context.turns[0].calls])
+
+    return scripted("once", decide, tools=[*unasked(*tools), "echo"])
+
+
+DYING = EngineSettings(
+    lease_ttl_s=0.6,
+    heartbeat_s=0.1,
+    lease_margin_s=0.1,
+    poll_interval_s=0.05,
+    maintenance_interval_s=0.05,
+    cancel_grace_s=0.1,
+    drain_grace_s=1.0,
+)
+
+
+async def test_a_payment_that_the_lookup_denies_is_made_after_all(
+    tmp_path: Path, zoo: ToolZoo
+) -> None:
+    """R-5.7: the worker died before the effect; the lookup says so, and the call runs again."""
+    agent = once(call("pay_with_lookup", amount=4), "pay_with_lookup")
+    async with engine_over(tmp_path, [agent], zoo, settings=DYING) as engine:
+        async with _killed_in(engine, zoo):
+            run_id = await engine.submit("once")
+        await engine.start_worker()
+        row = await engine.wait_terminal(run_id)
+        assert row.hot.state is RunState.SUCCEEDED
+        assert [line["amount"] for line in zoo.payments()] == [4]
+        results = [event.data for event in await engine.events(run_id) if event.type == "result"]
+        assert [data.status for data in results if isinstance(data, ResultEvent)] == [
+            ToolCallStatus.SUCCEEDED
+        ]
+
+
+@asynccontextmanager
+async def _killed_in(engine: Embedded, zoo: ToolZoo) -> AsyncGenerator[None]:
+    """Kill the worker between the commit of an execution and the call of its tool."""
+    invoke, reached = engine.tools.invoke, anyio.Event()
+
+    async def never(_: object) -> Any:
+        reached.set()
+        await anyio.sleep_forever()
+
+    engine.tools.invoke = never  # pyright: ignore[reportAttributeAccessIssue]  # put back below
+    yield
+    await reached.wait()
+    await engine.kill_worker()
+    engine.tools.invoke = invoke
+    assert zoo.payments() == []
+
+
+async def test_a_result_whose_acknowledgement_was_lost_is_not_told_as_late(
+    tmp_path: Path, zoo: ToolZoo
+) -> None:
+    """Decision 8: the commit that gave the lease up is sent again though no lease is left."""
+    plan = Plan(boundary=Boundary.RESULT, when=When.ACK_LOST, report=tmp_path / "report")
+    agent = scripted(
+        "asks", [calls(("echo", {"value": 1}), ("pay", {"amount": 1}))], tools=["echo", "pay"]
+    )
+    async with engine_over(tmp_path, [agent], zoo, plan=plan) as engine:
+        run_id = await engine.submit("asks")
+        await engine.wait_waiting(run_id)
+        with anyio.fail_after(10):
+            while engine.worker.held_runs:  # noqa: ASYNC110  # the attempt's own end is no event
+                await anyio.sleep(0.01)
+        await engine.drain()
+        assert plan.report.exists()
+        assert await engine.core.reader.list_late(run_id) == []
+
+
+async def test_a_view_is_of_one_moment_though_others_write_while_it_is_read(
+    tmp_path: Path, zoo: ToolZoo
+) -> None:
+    """I25: the seq and the checkpoint of a view fit each other, so the chain has no gap."""
+    agent = scripted("payer", [call("pay", amount=1)], tools=["pay"])
+    async with engine_over(tmp_path, [agent], zoo) as engine:
+        run_id = await engine.submit("payer")
+        (question,) = await engine.wait_waiting(run_id)
+        await engine.kill_worker()
+        before = await engine.run(run_id)
+
+        async def answer() -> None:
+            await engine.answer(question.interrupt_id, Answer.APPROVE)
+
+        reader: Any = Interposed(engine.core.reader, answer)
+        view = await load_view(replace(engine.core, reader=reader), before)
+        after = await engine.run(run_id)
+        assert after.hot.last_seq > before.hot.last_seq
+        assert (view.snapshot.last_seq, view.checkpoint_seq) in [_place(before), _place(after)]
+
+
+def _place(row: RunRow) -> tuple[int, int | None]:
+    return row.hot.last_seq, row.hot.checkpoint_seq
