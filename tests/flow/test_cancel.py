@@ -17,7 +17,7 @@ from perdure.protocol.states import CancelAction, RunState, RunStatus, ToolCallS
 from perdure.store.commits import CancelWish
 from perdure.testing.embedded import Embedded, call, scripted, unasked
 from perdure.testing.tools import ToolZoo
-from tests.flow.world import flow, types
+from tests.flow.world import flow
 
 
 def once(tool: str, **args: object) -> HostedAgent:
@@ -129,9 +129,7 @@ async def test_a_running_tool_does_not_keep_a_cancelled_run(
         row = await engine.cancel(run_id)
         assert row.hot.cancel_epoch == 1
         await assert_cancelled(engine, run_id)
-        results = [
-            event.data for event in await engine.events(run_id) if event.type == "result"
-        ]
+        results = [event.data for event in await engine.events(run_id) if event.type == "result"]
         assert [result.status for result in results if isinstance(result, ResultEvent)] == [
             ToolCallStatus.CANCELLED
         ]
@@ -140,9 +138,7 @@ async def test_a_running_tool_does_not_keep_a_cancelled_run(
             await engine.cancel(other)
 
 
-async def test_a_result_that_comes_within_the_grace_period_is_kept(
-    url: str, zoo: ToolZoo
-) -> None:
+async def test_a_result_that_comes_within_the_grace_period_is_kept(url: str, zoo: ToolZoo) -> None:
     """R-9.2: what a cancelled call answers in time is its result."""
     async with flow(url, [once("finish_when_cancelled")], zoo) as engine:
         run_id = await engine.submit("once")
@@ -188,6 +184,7 @@ async def test_a_cancel_without_a_signal_is_heeded_at_the_next_heartbeat(
 
 async def test_a_sleeping_run_ends_at_once(url: str) -> None:
     """R-9.6: a parked run needs no worker to end."""
+
     def decide(context: PlannerContext) -> Decision:
         return Finish(answer=1) if context.step_index else Sleep(duration=timedelta(days=1))
 

@@ -9,11 +9,12 @@ from perdure.engine.context import PlannerContext
 from perdure.engine.ports import HostedAgent
 from perdure.protocol.decisions import Ask, CallTools, Decision, Finish, ToolRequest
 from perdure.protocol.errors import AlreadyAnswered, Gone, Invalid, PerdureError
+from perdure.protocol.events import ApprovalRequestEvent, StateEvent
 from perdure.protocol.failures import FailureCode
 from perdure.protocol.states import Answer, InterruptStatus, OnExpiry, RunState, ToolCallStatus
 from perdure.testing.embedded import Embedded, call, calls, scripted
 from perdure.testing.tools import ToolZoo
-from tests.flow.world import flow, states, types
+from tests.flow.world import data_of, flow, states, types
 
 PAY = call("pay", amount=5)
 
@@ -52,7 +53,7 @@ async def answer_of(engine: Embedded, run_id: str) -> object:
     row = await engine.wait_terminal(run_id)
     assert row.hot.state is RunState.SUCCEEDED
     events = await engine.events(run_id)
-    return next(event.data for event in reversed(events) if event.type == "state").answer  # pyright: ignore[reportAttributeAccessIssue]  # a state event
+    return data_of(events, StateEvent)[-1].answer
 
 
 async def test_an_approved_call_runs_once_after_a_restart(url: str, zoo: ToolZoo) -> None:
@@ -124,13 +125,9 @@ async def test_an_unanswered_approval_expires(url: str, zoo: ToolZoo) -> None:
         row = await engine.wait_terminal(run_id)
         assert row.hot.code is FailureCode.APPROVAL_TIMEOUT
         assert "timeout" in types(await engine.events(run_id))
-        (question,) = [
-            event.data.approval_id  # pyright: ignore[reportAttributeAccessIssue]  # an approval_request event
-            for event in await engine.events(run_id)
-            if event.type == "approval_request"
-        ]
+        (asked_for,) = data_of(await engine.events(run_id), ApprovalRequestEvent)
         with pytest.raises(Gone):
-            await engine.answer(question, Answer.APPROVE)
+            await engine.answer(asked_for.approval_id, Answer.APPROVE)
         assert zoo.payments() == []
 
 
@@ -221,7 +218,8 @@ async def test_allowed_siblings_run_while_a_question_is_open(url: str, zoo: Tool
         run_id = await engine.submit("both")
         asked_event = await engine.wait_event(run_id, "approval_request")
         await zoo.wait_started("hang")
-        question = asked_event.data.approval_id  # pyright: ignore[reportAttributeAccessIssue]  # an approval_request event
+        assert isinstance(asked_event.data, ApprovalRequestEvent)
+        question = asked_event.data.approval_id
         await engine.answer(question, Answer.APPROVE)
         await zoo.wait_started("pay")
         zoo.open_gate()
@@ -231,9 +229,7 @@ async def test_allowed_siblings_run_while_a_question_is_open(url: str, zoo: Tool
 
 async def test_a_question_of_the_planner_takes_an_answer_by_its_schema(url: str) -> None:
     """R-8.5: the payload's schema validates the answer; the value returns to that point."""
-    ask = Ask(
-        title="How many?", key="count", answer_schema={"type": "integer", "minimum": 1}
-    )
+    ask = Ask(title="How many?", key="count", answer_schema={"type": "integer", "minimum": 1})
 
     def decide(context: PlannerContext) -> Decision:
         return Finish(answer=context.turns[0].asks[0].value) if context.turns else ask

@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from perdure.engine.core import EngineSettings
 from perdure.engine.ports import HostedAgent
@@ -13,6 +14,8 @@ from perdure.store.postgres import PostgresDatabase
 from perdure.store.sqlite import SqliteDatabase
 from perdure.testing.embedded import SETTINGS, Embedded, embedded
 from perdure.testing.tools import ToolZoo
+
+DataT = TypeVar("DataT")
 
 
 def database_at(url: str) -> Database:
@@ -26,7 +29,7 @@ async def assert_sound(database: Database) -> None:
     """Fail when `perdure verify` finds anything."""
     found: list[str] = []
     await verify(database.reader, on_finding=lambda finding: found.append(str(finding)))
-    assert found == []
+    assert not found, found
 
 
 @asynccontextmanager
@@ -60,3 +63,8 @@ def states(events: Sequence[RecordedEvent]) -> list[str]:
 def types(events: Sequence[RecordedEvent]) -> list[str]:
     """Return the types of the events, in order."""
     return [event.type for event in events]
+
+
+def data_of(events: Sequence[RecordedEvent], kind: type[DataT]) -> list[DataT]:
+    """Return the data of the events of one type, in order."""
+    return [event.data for event in events if isinstance(event.data, kind)]

@@ -37,12 +37,14 @@ from perdure.server.settings import ServerSettings
 from perdure.server.stopping import Stopping
 from perdure.service.base import Service
 from perdure.signals.local import LocalSignals
+from perdure.signals.ports import Signals, run_topic
 from perdure.store.commits import Commit, Committed, Guard, HotUpdate
 from perdure.store.memory import MemoryDatabase
 from perdure.telemetry.metrics import Metrics
 from perdure.testing.sse_client import SseClient
 from perdure.tools.decorator import tool
 from perdure.tools.runner import LocalToolRunner
+from tests.flow.world import assert_sound, database_at
 
 
 class SystemClock:
@@ -74,6 +76,13 @@ def publish(title: str, copies: int = 1) -> str:
     return f"{title} x{copies}"
 
 
+@tool(trusted=True)
+async def rest(seconds: float, text: str = "") -> str:
+    """Return the text after so long."""
+    await anyio.sleep(seconds)
+    return text
+
+
 def _calls(name: str, **args: Any) -> CallTools:
     return CallTools(calls=(ToolRequest(tool=name, args=args, call_id="c1"),))
 
@@ -85,6 +94,15 @@ def _echoes(context: PlannerContext) -> Decision:
     if context.step_index < (times if isinstance(times, int) else 1):
         return _calls("echo", text=f"{wish.get('text', 'hello')} {context.step_index}")
     return Finish(answer=wish.get("answer", "done"))
+
+
+def _walks(context: PlannerContext) -> Decision:
+    """Rest as often and as long as the input says."""
+    wish = context.input if isinstance(context.input, dict) else {}
+    times, seconds = wish.get("times", 3), wish.get("seconds", 0.02)
+    if context.step_index < (times if isinstance(times, int) else 3):
+        return _calls("rest", seconds=seconds, text=wish.get("text", ""))
+    return Finish(answer="arrived")
 
 
 def _raises(context: PlannerContext) -> Decision:
@@ -116,6 +134,7 @@ AGENTS = (
         "login", "1", ScriptedPlanner([Ask(ask=InterruptKind.AUTH, title="Sign in"), Finish()])
     ),
     loop_agent("sleeper", "1", ScriptedPlanner([Sleep(duration="PT1H"), Finish()])),  # pyright: ignore[reportArgumentType]  # pydantic reads it
+    loop_agent("walker", "1", ScriptedPlanner(_walks), tools=["rest"]),
     loop_agent("broken", "1", ScriptedPlanner(_raises), tools=["echo"]),
     loop_agent(
         "double",
@@ -134,6 +153,13 @@ AGENTS = (
         tools=[ToolGrant(name="publish")],
     ),
 )
+
+
+REGISTRY = AgentRegistry()
+"""The agents and tools, also for server processes: `--agents tests.server.world:REGISTRY`."""
+
+REGISTRY.add(*AGENTS)
+REGISTRY.add_tool(echo, publish, rest)
 
 
 @dataclass(slots=True)
@@ -176,8 +202,8 @@ class World:
                     return run
                 await anyio.sleep(0.005)
 
-    async def add_event(self, run_id: str, text: str) -> None:
-        """Append an event of some size to a run that nobody holds."""
+    async def add_event(self, run_id: str, text: str, times: int = 1) -> None:
+        """Append events of some size, in one commit, to a run that nobody holds."""
         row = await self.core.reader.find_run(None, run_id)
         assert row is not None
         hot = row.hot
@@ -193,10 +219,11 @@ class World:
                 any_holder=True,
             ),
             hot=HotUpdate(state=hot.state, step_index=hot.step_index, faults=hot.faults),
-            events=(NewEvent(data=data, step_index=hot.step_index),),
+            events=(NewEvent(data=data, step_index=hot.step_index),) * times,
         )
         (result,) = await self.core.store.commit([commit])
         assert isinstance(result, Committed), result
+        self.core.signals.publish(run_topic(run_id))
 
     def events_of(self, run_id: str) -> SseClient:
         """Return a client of the run's stream on the real socket."""
@@ -230,20 +257,29 @@ def free_port() -> int:
 
 @asynccontextmanager
 async def open_world(
-    *, serve: bool = False, works: bool = True, listens: bool = True, **settings: Any
+    *,
+    serve: bool = False,
+    works: bool = True,
+    listens: bool = True,
+    url: str | None = None,
+    signals: Signals | None = None,
+    poll_s: float = 0.05,
+    **settings: Any,
 ) -> AsyncGenerator[World]:
     """Open an installation: with a worker unless `works` is False, on a socket with `serve`.
 
-    Without `listens` the server is made and the caller runs it.
+    In memory without a `url`; in the database of a URL `perdure verify` must find nothing at the
+    end. Without `listens` the server is made and the caller runs it.
     """
-    registry = AgentRegistry()
-    registry.add(*AGENTS)
-    registry.add_tool(echo, publish)
-    catalog = Catalog([registry])
+    catalog = Catalog([REGISTRY])
     clock = SystemClock()
     async with AsyncExitStack() as stack:
-        database = await stack.enter_async_context(MemoryDatabase())
-        signals = await stack.enter_async_context(LocalSignals())
+        database = await stack.enter_async_context(
+            MemoryDatabase() if url is None else database_at(url)
+        )
+        if url is not None:
+            stack.push_async_callback(assert_sound, database)
+        signals = await stack.enter_async_context(signals or LocalSignals())
         runner = await stack.enter_async_context(LocalToolRunner(catalog.tools, inline=True))
         core = Core(
             store=database.store,
@@ -253,7 +289,7 @@ async def open_world(
             ids=SystemIds(),
             chance=random.Random(1),  # noqa: S311  # jitter only
             directory=AgentDirectory(database.reader, clock),
-            settings=EngineSettings(poll_interval_s=0.05, maintenance_interval_s=0.05),
+            settings=EngineSettings(poll_interval_s=poll_s, maintenance_interval_s=0.05),
         )
         made = ServerSettings(port=free_port() if serve else 8420, **settings)
         stopping, metrics, service = Stopping(), Metrics(), Service(core=core)

@@ -307,7 +307,7 @@ async def test_a_migration_with_another_text_is_refused(path: Path) -> None:
     await opened(path, list(known_migrations()))
     other = make_migration(1, "core", known_migrations()[0].sql + "\n-- changed\n")
     with pytest.raises(SchemaRefused, match="another text"):
-        await opened(path, [other])
+        await opened(path, [other, *known_migrations()[1:]])
 
 
 async def test_a_migration_that_fails_leaves_nothing(path: Path) -> None:
@@ -324,7 +324,8 @@ async def test_a_migration_that_fails_leaves_nothing(path: Path) -> None:
 async def test_a_schema_that_changed_under_a_process_fails_its_ping(path: Path) -> None:
     async with SqliteDatabase(path) as database:
         connection = sqlite3.connect(path, isolation_level=None)
-        connection.execute("INSERT INTO schema_migrations VALUES (2, 'more', 'x', 0)")
+        newer = len(known_migrations()) + 1
+        connection.execute("INSERT INTO schema_migrations VALUES (?, 'more', 'x', 0)", (newer,))
         connection.close()
         with pytest.raises(Unavailable):
             await database.reader.ping()

@@ -247,8 +247,7 @@ class Attempt:
         if why is Stop.DRAIN:
             return
         while not self.released:
-            if why is Stop.CANCEL and self.view.snapshot.cancel_epoch == 0:
-                self.view = await self._loaded()
+            self.view = await self._loaded()  # a draft cut off by the stop may stand in the old one
             if self.view.snapshot.cancel_epoch > 0:
                 await self._close(CANCELLED)
             elif why is Stop.DEADLINE:

@@ -241,7 +241,7 @@ class Effects:
     async def _record(self) -> list[OpenCall]:
         """Commit what has finished; return the calls that were dispatched by the same commit."""
         batch = [await self._looked_up(item) for item in self.unrecorded]
-        self.unrecorded = batch
+        self.unrecorded = [*batch]  # its own list: calls end while the commit is being written
         draft = self.attempt.draft()
         for item in batch:
             if item.call.tool_call_id in draft.view.snapshot.open_calls:

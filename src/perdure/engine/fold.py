@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from perdure.protocol.codec import canonical, digest
+from perdure.protocol.codec import digest
 from perdure.protocol.events import (
     ActionEvent,
     ApprovalRequestEvent,
@@ -324,7 +324,7 @@ def _chain(snapshot: RunSnapshot, *parts: str | None) -> None:
 
 def snapshot_digest(snapshot: RunSnapshot) -> str:
     """Return the SHA-256 that a checkpoint at this place of the log carries."""
-    view: list[JsonValue] = [
+    parts: list[object] = [
         snapshot.last_seq,
         snapshot.state,
         snapshot.code,
@@ -335,7 +335,6 @@ def snapshot_digest(snapshot: RunSnapshot) -> str:
         snapshot.finished_calls,
         snapshot.history,
         snapshot.plan_revision,
-        [item.text + item.status for item in snapshot.plan],
         snapshot.model_calls,
         snapshot.tool_calls,
         snapshot.input_tokens,
@@ -343,14 +342,16 @@ def snapshot_digest(snapshot: RunSnapshot) -> str:
         repr(snapshot.cost),
         snapshot.retries,
         snapshot.agent_state_digest,
-        [
-            [call.tool_call_id, call.status, call.args_digest, call.effect_key]
-            for call in snapshot.open_calls.values()
-        ],
-        [[question.interrupt_id, question.kind] for question in snapshot.open_interrupts.values()],
-        dict(snapshot.artifacts),
     ]
-    return hashlib.sha256(canonical(view)).hexdigest()
+    for item in snapshot.plan:
+        parts += ("plan", item.status, item.text)
+    for call in snapshot.open_calls.values():
+        parts += ("call", call.tool_call_id, call.status, call.args_digest, call.effect_key)
+    for question in snapshot.open_interrupts.values():
+        parts += ("interrupt", question.interrupt_id, question.kind)
+    for name, version in snapshot.artifacts.items():
+        parts += ("artifact", name, version)
+    return hashlib.sha256("\x1f".join(map(str, parts)).encode()).hexdigest()
 
 
 def is_side_effect(effect: SideEffect | None) -> bool:

@@ -43,10 +43,11 @@ def calls_used_up(view: RunView) -> Failure:
     return _over_budget("tool_calls", view.snapshot.tool_calls, limit)
 
 
-def repeated(view: RunView, tool: str, args_digest: str) -> Failure | None:
-    """Return LOOP_DETECTED when a call was made too often with the same arguments."""
+def repeated(view: RunView, tool: str, tool_call_id: str) -> Failure | None:
+    """Return LOOP_DETECTED when an open call is one too many with the same arguments."""
     limit = view.facts.options.loop_limit
-    if view.snapshot.repeats.get(f"{tool}:{args_digest}", 0) < limit:
+    args_digest = view.snapshot.open_calls[tool_call_id].args_digest
+    if view.snapshot.repeats.get(f"{tool}:{args_digest}", 0) <= limit:
         return None
     return Failure(
         code=FailureCode.LOOP_DETECTED,

@@ -168,8 +168,8 @@ def _draft_call(
     if spec is not None and problem is None:
         decision = judge.policy.judge(judge.agent, draft.view.facts, spec, args)
     kept = draft.keep(args)
-    loop = repeated(draft.view, request.tool, kept.digest)
     action = _add_action(draft, request, ordinal, kept=kept, spec=spec, decision=decision)
+    loop = repeated(draft.view, request.tool, action.tool_call_id)
     if kept.ref is not None:
         draft.view.snapshot.open_calls[action.tool_call_id].args = args
     if loop is not None:
@@ -243,6 +243,7 @@ def _add_action(
         planner_call_id=request.call_id,
     )
     seq = draft.add(action)
+    args_digest = draft.view.snapshot.open_calls[tool_call_id].args_digest
     draft.new_calls.append(
         ToolCallRow(
             tool_call_id=tool_call_id,
@@ -255,8 +256,8 @@ def _add_action(
             repeatable=action.repeatable,
             needs_approval=status is ToolCallStatus.AWAITING_APPROVAL,
             status=status,
-            args_digest=kept.digest,
-            effective_digest=kept.digest,
+            args_digest=args_digest,
+            effective_digest=args_digest,
             effect_key=action.effect_key,
             action_seq=seq,
         )

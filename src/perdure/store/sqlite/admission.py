@@ -72,7 +72,7 @@ def _find_known(tx: Transaction, new: NewRun, run: bytes) -> Row | None:
 
 def _enter_thread(tx: Transaction, new: NewRun, run: bytes, thread: bytes) -> bool:
     """Make or find the thread; return whether the run has to queue in it."""
-    if tx.one("find_message", pack_id(new.message_id)) is not None:
+    if tx.one("find_message", pack_id(new.message_id), None) is not None:
         raise Conflict("the message exists")
     row = tx.one("find_active_run", thread)
     if new.creates_thread:

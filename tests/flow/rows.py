@@ -1,0 +1,68 @@
+"""The stored rows of a flow's database by SQL: to damage them as a disk would, and to count them."""
+
+import sqlite3
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+import asyncpg
+
+from perdure.protocol.ids import uuid_of
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A database behind the back of its store. Statements take one id or digest as their `?`."""
+
+    url: str
+
+    def damage(self, statement: str, run_id: str, value: bytes | None = None) -> None:
+        """Change rows of a run; `?` is the run, `!` the value. The file's own guards are off."""
+        self._do(statement, run_id, value)
+
+    def count_blobs(self, digest: str) -> int:
+        """Return how many rows keep the content of a digest, over all tenants."""
+        if not self._is_postgres:
+            statement = "SELECT count(*) FROM blobs WHERE digest = ?"
+            with closing(sqlite3.connect(self.url)) as connection:
+                return connection.execute(statement, (bytes.fromhex(digest),)).fetchone()[0]
+        statement = "SELECT count(*) FROM blobs WHERE digest = $1"
+
+        async def count(connection: "asyncpg.Connection[Any]") -> int:
+            return await connection.fetchval(statement, bytes.fromhex(digest))
+
+        return self._on_postgres(count)
+
+    @property
+    def _is_postgres(self) -> bool:
+        return self.url.startswith("postgresql://")
+
+    def _do(self, statement: str, run_id: str, value: bytes | None) -> None:
+        run = uuid_of(run_id)
+        if not self._is_postgres:
+            given: list[Any] = [run.bytes] if value is None else [value, run.bytes]
+            with closing(sqlite3.connect(self.url)) as connection, connection:
+                connection.execute("DROP TRIGGER IF EXISTS events_are_facts")
+                assert connection.execute(statement.replace("!", "?"), given).rowcount > 0
+            return
+        given = [run] if value is None else [value, run]
+        text = statement.replace("!", "$1").replace("?", f"${len(given)}")
+
+        async def change(connection: "asyncpg.Connection[Any]") -> None:
+            assert (await connection.execute(text, *given)).rpartition(" ")[2] != "0"
+
+        self._on_postgres(change)
+
+    def _on_postgres(self, work: "Callable[[asyncpg.Connection[Any]], Awaitable[Any]]") -> Any:
+        async def run() -> Any:
+            connection = await asyncpg.connect(self.url)
+            try:
+                return await work(connection)
+            finally:
+                await connection.close()
+
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(anyio.run, run).result()

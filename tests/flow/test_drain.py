@@ -1,0 +1,66 @@
+"""A worker that is told to stop hands its runs back; nothing is lost and nothing twice (R-12.4)."""
+
+import anyio
+
+from perdure.engine.context import PlannerContext
+from perdure.protocol.decisions import Decision, Finish
+from perdure.protocol.states import AttemptEnd, RunState
+from perdure.testing.embedded import call, scripted, unasked
+from perdure.testing.tools import ToolZoo
+from tests.flow.world import flow
+
+RUNS = 10
+STEPS = 6
+
+
+def walking(context: PlannerContext) -> Decision:
+    """Pay once a step."""
+    step = context.step_index
+    return Finish(answer=step) if step == STEPS else call("pay", amount=step)
+
+
+async def test_deploys_under_load_lose_nothing(url: str, zoo: ToolZoo) -> None:
+    """R-12.4, R-12.1: workers come and go while runs are under way; each step happens once."""
+    agent = scripted("walker", walking, tools=unasked("pay"))
+    async with flow(url, [agent], zoo) as engine:
+        run_ids = [await engine.submit("walker") for _ in range(RUNS)]
+        for number in range(3):
+            await zoo.wait_started("pay", (number + 1) * 5)
+            old = engine.worker
+            await engine.start_worker()
+            await engine.drain(old)
+            assert old.held_runs == []
+        rows = [await engine.wait_terminal(run_id) for run_id in run_ids]
+        assert {row.hot.state for row in rows} == {RunState.SUCCEEDED}
+        assert {row.hot.faults for row in rows} == {0}
+        assert len(zoo.payments()) == RUNS * STEPS
+        assert len({line["key"] for line in zoo.payments()}) == RUNS * STEPS
+        ends = {
+            attempt.end_reason
+            for run_id in run_ids
+            for attempt in await engine.core.reader.list_attempts(run_id)
+        }
+        assert ends <= {AttemptEnd.DRAINED, AttemptEnd.FINISHED}
+
+
+async def test_a_call_in_flight_is_let_finish_and_recorded(url: str, zoo: ToolZoo) -> None:
+    """R-12.4: within the grace period the result is committed before the run is handed back."""
+
+    def decide(context: PlannerContext) -> Decision:
+        return Finish(answer="done") if context.turns else call("hang")
+
+    async with flow(url, [scripted("one", decide, tools=["hang"])], zoo) as engine:
+        run_id = await engine.submit("one")
+        await zoo.wait_started("hang")
+        async with anyio.create_task_group() as group:
+            group.start_soon(engine.drain, engine.worker)
+            await anyio.lowlevel.checkpoint()
+            zoo.open_gate()
+        (first,) = await engine.core.reader.list_attempts(run_id)
+        assert first.end_reason is AttemptEnd.DRAINED
+        (held,) = await engine.core.reader.list_tool_calls(run_id, after=None, limit=5)
+        assert held.result_seq is not None
+        assert await engine.core.reader.is_ready(run_id)
+        await engine.start_worker()
+        assert (await engine.wait_terminal(run_id)).hot.state is RunState.SUCCEEDED
+        assert zoo.executions == {"hang": 1}

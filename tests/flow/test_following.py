@@ -1,0 +1,78 @@
+"""A snapshot with its last seq, and following from there: nothing missed, nothing twice (R-6.10)."""
+
+from collections.abc import AsyncIterator
+
+import anyio
+
+from perdure.engine.context import PlannerContext
+from perdure.protocol.decisions import Decision, Finish
+from perdure.protocol.events import EventView, StateEvent
+from perdure.protocol.states import RunState
+from perdure.service.base import Service
+from perdure.service.events import as_view, follow_run, starting_point
+from perdure.service.principal import LOCAL
+from perdure.service.runs import get_run
+from perdure.testing.embedded import call, scripted
+from perdure.testing.tools import ToolZoo
+from tests.flow.world import data_of, flow
+
+STEPS = 12
+
+
+async def followed(service: Service, run_id: str, after: int) -> AsyncIterator[EventView]:
+    """Yield the events behind a seq until the run ends, as a caller in this process does."""
+    start = await starting_point(service, LOCAL, run_id, after)
+    async with follow_run(service, start) as feed:
+        while not feed.ended:
+            for event in await feed.read(wait_s=5, limit=3):
+                yield as_view(event)  # noqa: ASYNC119  # read to its end by the test below
+
+
+async def test_following_from_a_snapshot_is_exact_at_every_moment(url: str, zoo: ToolZoo) -> None:
+    """R-6.10, R-6.4: from each snapshot taken on the way the rest of the log follows, whole."""
+
+    def decide(context: PlannerContext) -> Decision:
+        step = context.step_index
+        return Finish(answer="done") if step == STEPS else call("echo", value=step)
+
+    async with flow(url, [scripted("walker", decide, tools=["echo"])], zoo) as engine:
+        service = Service(core=engine.core)
+        run_id = await engine.submit("walker")
+        seen: list[tuple[int, RunState, list[EventView]]] = []
+
+        async def look_and_follow() -> None:
+            snapshot = await get_run(service, LOCAL, run_id)
+            rest = [event async for event in followed(service, run_id, snapshot.last_seq)]
+            seen.append((snapshot.last_seq, snapshot.state, rest))
+
+        async with anyio.create_task_group() as group:
+            for number in range(STEPS):
+                group.start_soon(look_and_follow)
+                await engine.wait_event(run_id, "result", after=number * 3)
+        log = await engine.events(run_id)
+        assert len({last_seq for last_seq, _, _ in seen}) > 1
+        for last_seq, state, rest in seen:
+            assert [event.seq for event in rest] == [event.seq for event in log[last_seq:]]
+            assert [event.event_id for event in rest] == [
+                event.event_id for event in log[last_seq:]
+            ]
+            states = data_of(log[:last_seq], StateEvent)
+            assert state is states[-1].state
+
+
+async def test_following_never_starts_changes_or_holds_a_run(url: str, zoo: ToolZoo) -> None:
+    """R-6.4, R-3.5: a run that nobody carries out stays as it is, however many follow it."""
+    agent = scripted("idle", [Finish(answer=1)])
+    async with flow(url, [agent], zoo) as engine:
+        await engine.kill_worker()
+        run_id = await engine.submit("idle")
+        before = await engine.run(run_id)
+        service = Service(core=engine.core)
+        start = await starting_point(service, LOCAL, run_id, 0)
+        for _ in range(20):
+            async with follow_run(service, start) as feed:
+                assert [event.seq for event in await feed.read(wait_s=0, limit=10)] == [1]
+                assert not feed.ended
+        assert await engine.run(run_id) == before
+        await engine.start_worker()
+        assert (await engine.wait_terminal(run_id)).hot.state is RunState.SUCCEEDED

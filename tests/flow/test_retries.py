@@ -1,0 +1,188 @@
+"""What the runtime mends by itself, and when it stops trying (R-10.1, R-10.2)."""
+
+from collections.abc import Callable
+
+import pytest
+
+from perdure.agents.catalog import loop_agent
+from perdure.agents.loop.react import ReActPlanner
+from perdure.agents.models.scripted import ScriptedModel
+from perdure.engine.context import PlannerContext
+from perdure.engine.ports import HostedAgent, PlannerFailure
+from perdure.protocol.decisions import Decision, Finish
+from perdure.protocol.events import (
+    ActionEvent,
+    ModelEvent,
+    ResultEvent,
+    RetryEvent,
+    StateEvent,
+)
+from perdure.protocol.failures import Failure, FailureCode, Stage
+from perdure.protocol.policies import RetryPolicy
+from perdure.protocol.states import AttemptEnd, RunState, ToolCallStatus
+from perdure.testing.embedded import call, scripted, unasked
+from perdure.testing.tools import WRITE, ToolZoo
+from perdure.tools import ToolUnavailable, tool
+from tests.flow.world import data_of, flow
+
+QUICK = RetryPolicy(attempts_max=2, backoff_s=0.02)
+
+
+def failure(code: FailureCode, *, retryable: bool = True) -> Failure:
+    """Return a failure of a model."""
+    return Failure(code=code, reason="as scripted", retryable=retryable, stage=Stage.PLANNING)
+
+
+def reacting(*scripts: list[object]) -> HostedAgent:
+    """Return an agent whose models answer by their scripts."""
+    models = [
+        ScriptedModel(script, name=f"m{number}")  # pyright: ignore[reportArgumentType]  # entries of a script
+        for number, script in enumerate(scripts, start=1)
+    ]
+    return loop_agent("asks-models", "1", ReActPlanner(models, model_retry=QUICK))
+
+
+@pytest.mark.parametrize("code", [FailureCode.MODEL_TIMEOUT, FailureCode.MODEL_ERROR])
+async def test_a_model_is_tried_again_and_then_the_next_one_is_asked(
+    url: str, code: FailureCode
+) -> None:
+    """R-10.1, R-10.2: bounded retries with back-off, then the fallback model; each is recorded."""
+    agent = reacting([failure(code)] * 5, [failure(code), "an answer"])
+    async with flow(url, [agent]) as engine:
+        run_id = await engine.submit("asks-models")
+        row = await engine.wait_terminal(run_id)
+        log = await engine.events(run_id)
+        assert row.hot.state is RunState.SUCCEEDED
+        retries = data_of(log, RetryEvent)
+        assert [(item.subject, item.failed, item.failure.code) for item in retries] == [
+            ("model", 1, code),
+            ("model", 2, code),
+            ("model", 3, code),
+        ]
+        assert all(item.delay_ms >= 10 for item in retries)
+        assert [item.model for item in data_of(log, ModelEvent)] == ["m2"]
+        assert data_of(log, StateEvent)[-1].answer == "an answer"
+        assert row.hot.counters.retries == 3
+
+
+async def test_models_that_all_stay_silent_fail_the_run_with_their_code(url: str) -> None:
+    """R-10.1: after the bound of every model."""
+    agent = reacting(
+        [failure(FailureCode.MODEL_TIMEOUT)] * 9, [failure(FailureCode.MODEL_ERROR)] * 9
+    )
+    async with flow(url, [agent]) as engine:
+        run_id = await engine.submit("asks-models")
+        row = await engine.wait_terminal(run_id)
+        assert row.hot.code is FailureCode.MODEL_ERROR
+        assert len(data_of(await engine.events(run_id), RetryEvent)) == 3
+
+
+async def test_an_error_that_stays_is_not_tried_again(url: str) -> None:
+    """R-10.1, R-10.5: neither what cannot pass, nor a conversation that does not fit."""
+    for code in (FailureCode.MODEL_ERROR, FailureCode.CONTEXT_OVERFLOW):
+        agent = reacting([failure(code, retryable=False), "too late"])
+        async with flow(url, [agent]) as engine:
+            run_id = await engine.submit("asks-models")
+            row = await engine.wait_terminal(run_id)
+            assert row.hot.code is code
+            assert data_of(await engine.events(run_id), RetryEvent) == []
+
+
+async def test_a_tool_that_may_be_repeated_is_tried_again_with_the_same_key(
+    url: str, zoo: ToolZoo
+) -> None:
+    """R-10.1, R-10.2, R-5.6: TOOL_UNAVAILABLE; the executions are attempts of one call."""
+    keys: list[str] = []
+
+    @tool(idempotent=True, retry=RetryPolicy(attempts_max=3, backoff_s=0.02), **WRITE)
+    def order(context: object = None) -> str:
+        """Fail twice, then work."""
+        keys.append("tried")
+        if len(keys) < 3:
+            raise ToolUnavailable("down")
+        return "ordered"
+
+    zoo.registry.add(order)
+    agent = scripted(
+        "orders",
+        lambda context: Finish(answer="ok") if context.turns else call("order"),
+        tools=unasked("order"),
+    )
+    async with flow(url, [agent], zoo) as engine:
+        run_id = await engine.submit("orders")
+        row = await engine.wait_terminal(run_id)
+        log = await engine.events(run_id)
+        assert row.hot.state is RunState.SUCCEEDED
+        retries = data_of(log, RetryEvent)
+        assert [(item.subject, item.failed) for item in retries] == [("tool", 1), ("tool", 2)]
+        assert {item.failure.code for item in retries} == {FailureCode.TOOL_UNAVAILABLE}
+        (result,) = data_of(log, ResultEvent)
+        assert (result.status, result.executions) == (ToolCallStatus.SUCCEEDED, 3)
+        executions = await engine.core.reader.list_executions(run_id)
+        assert [item.number for item in executions] == [1, 2, 3]
+        assert len({item.tool_call_id for item in executions}) == 1
+        assert len(data_of(log, ActionEvent)) == 1
+
+
+@pytest.mark.parametrize("failures", [1, 5])
+async def test_what_retries_could_not_mend_reaches_the_planner(
+    url: str, zoo: ToolZoo, failures: int
+) -> None:
+    """R-10.1, R-5.4: a tool without retries, or whose retries are used up, is told as data."""
+    agent = scripted(
+        "tells",
+        lambda context: (
+            Finish(answer=context.turns[0].calls[0].error and "told")
+            if context.turns
+            else call("flaky", failures=failures)
+        ),
+        tools=unasked("flaky"),
+    )
+    async with flow(url, [agent], zoo) as engine:
+        run_id = await engine.submit("tells")
+        row = await engine.wait_terminal(run_id)
+        assert row.hot.state is RunState.SUCCEEDED
+        (result,) = data_of(await engine.events(run_id), ResultEvent)
+        assert result.status is ToolCallStatus.FAILED
+        assert result.error is not None
+        assert result.error.code is FailureCode.TOOL_UNAVAILABLE
+
+
+def _poison(context: PlannerContext) -> Decision:
+    if context.input == "poison":
+        raise RuntimeError("a fault of the agent's code")
+    return Finish(answer="well")
+
+
+def _known(context: PlannerContext) -> Decision:
+    if context.input == "poison":
+        raise PlannerFailure(failure(FailureCode.INTERNAL, retryable=False))
+    return Finish(answer="well")
+
+
+@pytest.mark.parametrize(
+    ("decide", "attempts", "code"),
+    [
+        (_poison, 2, FailureCode.RETRIES_EXHAUSTED),
+        (_poison, 1, FailureCode.INTERNAL),
+        (_known, 1, FailureCode.INTERNAL),
+    ],
+)
+async def test_a_poison_run_is_given_up_and_takes_no_worker_down(
+    url: str, decide: Callable[[PlannerContext], Decision], attempts: int, code: FailureCode
+) -> None:
+    """R-10.2, BUD-08: attempts are recorded and bounded; the same worker goes on with others."""
+    async with flow(url, [scripted("poison", decide)]) as engine:
+        worker = engine.worker
+        run_id = await engine.submit("poison", "poison", max_attempts=attempts)
+        row = await engine.wait_terminal(run_id)
+        assert row.hot.code is code
+        rows = await engine.core.reader.list_attempts(run_id)
+        assert len(rows) == attempts
+        ends = [AttemptEnd.ERROR] * (attempts - 1) + [AttemptEnd.FINISHED]
+        assert [item.end_reason for item in rows] == ends
+        again = data_of(await engine.events(run_id), RetryEvent)
+        assert [item.subject for item in again] == ["attempt"] * (attempts - 1)
+        other = await engine.submit("poison", "fine")
+        assert (await engine.wait_terminal(other)).hot.state is RunState.SUCCEEDED
+        assert engine.worker is worker

@@ -1,0 +1,84 @@
+"""Each limit of time has its own code and event; waiting for people is not working (R-10.4)."""
+
+from datetime import timedelta
+
+import anyio
+import pytest
+
+from perdure.engine.context import PlannerContext
+from perdure.protocol.decisions import Ask, Decision, Finish, Sleep
+from perdure.protocol.events import ResultEvent, TimeoutEvent
+from perdure.protocol.failures import FailureCode
+from perdure.protocol.runs import status_of, waiting_on
+from perdure.protocol.states import Answer, RunState, RunStatus, ToolCallStatus, WaitingOn
+from perdure.testing.embedded import call, scripted
+from perdure.testing.tools import ToolZoo
+from tests.flow.world import data_of, flow
+
+RUN_S = 0.6
+
+
+def asking(context: PlannerContext) -> Decision:
+    """Ask, then finish with the answer."""
+    return Finish(answer=context.turns[0].asks[0].value) if context.turns else Ask(title="?")
+
+
+async def test_the_runs_time_stands_still_while_a_person_is_waited_for(url: str) -> None:
+    """R-10.4, R-2.5: an answer after twice the run's time is in time; the wait is counted apart."""
+    async with flow(url, [scripted("asks", asking)]) as engine:
+        run_id = await engine.submit("asks", timeouts={"run_s": RUN_S})
+        (question,) = await engine.wait_waiting(run_id)
+        row = await engine.run(run_id)
+        assert waiting_on(row.hot) is WaitingOn.PERSON
+        assert row.hot.waiting_since is not None
+        await anyio.sleep(2 * RUN_S)
+        await engine.sweep()
+        assert (await engine.run(run_id)).hot.state is RunState.WAITING_HUMAN
+        await engine.answer(question.interrupt_id, Answer.RESPOND, value="late")
+        row = await engine.wait_terminal(run_id)
+        assert row.hot.state is RunState.SUCCEEDED
+        assert row.hot.counters.waiting_ms >= 2 * RUN_S * 1000
+
+
+@pytest.mark.parametrize("how", ["tool", "asleep", "queued"])
+async def test_a_run_whose_time_is_over_ends_wherever_it_stands(
+    url: str, zoo: ToolZoo, how: str
+) -> None:
+    """R-10.4, decision 36: held, parked or never claimed: RUN_TIMEOUT, status TIMED_OUT."""
+
+    def decide(_: PlannerContext) -> Decision:
+        return call("hang") if how == "tool" else Sleep(duration=timedelta(days=1))
+
+    async with flow(url, [scripted("slow", decide, tools=["hang"])], zoo) as engine:
+        if how == "queued":
+            await engine.kill_worker()
+        run_id = await engine.submit("slow", timeouts={"run_s": 0.3})
+        if how == "queued":
+            with anyio.fail_after(10):
+                while (await engine.run(run_id)).hot.state is RunState.PENDING:
+                    await engine.sweep()
+                    await anyio.sleep(0.02)
+        row = await engine.wait_terminal(run_id)
+        assert row.hot.code is FailureCode.RUN_TIMEOUT
+        assert status_of(row.hot) is RunStatus.TIMED_OUT
+        (told,) = data_of(await engine.events(run_id), TimeoutEvent)
+        assert (told.subject, told.limit_ms) == ("run", 300)
+
+
+async def test_a_tool_that_takes_too_long_is_told_to_the_planner(url: str, zoo: ToolZoo) -> None:
+    """R-10.4: the tool's time, with its own code and event; the run goes on."""
+
+    def decide(context: PlannerContext) -> Decision:
+        return Finish(answer="gave up") if context.turns else call("hang")
+
+    async with flow(url, [scripted("patient", decide, tools=["hang"])], zoo) as engine:
+        run_id = await engine.submit("patient", timeouts={"tool_s": 0.2})
+        row = await engine.wait_terminal(run_id)
+        log = await engine.events(run_id)
+        assert row.hot.state is RunState.SUCCEEDED
+        (told,) = data_of(log, TimeoutEvent)
+        assert (told.subject, told.limit_ms) == ("tool", 200)
+        (result,) = data_of(log, ResultEvent)
+        assert result.status is ToolCallStatus.TIMED_OUT
+        assert result.error is not None
+        assert result.error.code is FailureCode.TOOL_TIMEOUT
