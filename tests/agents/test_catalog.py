@@ -46,6 +46,7 @@ def registry_of(*agents: HostedAgent) -> AgentRegistry:
 
 
 def test_a_catalog_finds_exactly_the_registered_versions() -> None:
+    """R-1.7, decision 18."""
     one, two = agent("1", "look"), agent("2")
     catalog: AgentCatalog = Catalog([registry_of(one, two)])
     assert catalog.find("a", "1") is one

@@ -54,6 +54,7 @@ async def failure_of(entry: ScriptEntry, **options: Any) -> PlannerFailure:
 
 
 async def test_a_reply_with_calls_becomes_tool_calls_with_its_text_and_use() -> None:
+    """R-4.1, R-4.5."""
     reply = ModelReply(
         text="let me look",
         calls=(look(1, "c1"), look(2, "c2")),
@@ -71,6 +72,7 @@ async def test_a_reply_with_calls_becomes_tool_calls_with_its_text_and_use() -> 
 
 
 async def test_a_reply_without_calls_is_the_answer() -> None:
+    """R-4.1, R-4.5."""
     assert await decide("42") == Finish(answer="42", model_uses=(await decide("42")).model_uses)
 
 
@@ -115,6 +117,7 @@ async def test_the_schema_of_the_run_goes_before_the_planners_and_is_told_to_the
 async def test_the_next_model_is_asked_after_as_many_failures_as_one_may_have(
     failures: int, asked: str
 ) -> None:
+    """R-10.1."""
     models = [ScriptedModel(["x"], name="first"), ScriptedModel(["x"], name="second")]
     planner = ReActPlanner(models, model_retry=RetryPolicy(attempts_max=2))
     decision = await planner.next_step(context_of(model_failures=failures))
@@ -140,6 +143,7 @@ async def test_a_reply_withheld_by_a_filter_is_an_error_that_stays() -> None:
 
 
 async def test_the_models_time_is_the_runs_before_the_planners() -> None:
+    """R-10.4."""
     model = ScriptedModel(["a", "b"])
     planner = ReActPlanner([model], timeout_s=7, idle_s=3, temperature=0.5)
     await planner.next_step(context_of())
@@ -264,6 +268,7 @@ def plan_of(*items: str) -> str:
 
 
 async def test_a_plan_is_made_worked_through_and_answered() -> None:
+    """R-4.1, R-4.5."""
     model = ScriptedModel(
         [plan_of("find", "report"), calling(look()), "found it", "reported it", "all is well"]
     )

@@ -47,6 +47,7 @@ def first_document(process: "subprocess.Popen[str]") -> dict[str, object]:
 def test_a_worker_carries_out_runs_and_drains(
     tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
+    """R-12.4, R-12.5."""
     worker = start(tmp_path, "worker", "--agents", REFERENCE, "--json")
     document = first_document(worker)
     assert document["agents"] == ["echo", "fails", "asks", "ships", "hangs"]

@@ -70,6 +70,7 @@ def test_a_waiting_run_is_cancelled_at_once(perdure: Program) -> None:
 
 
 def test_an_approval_is_given_once(perdure: Program) -> None:
+    """R-8.2, R-8.3."""
     run_id = perdure("run", "ships", "--json", *HERE).json["run_id"]
     (asked,) = perdure("interrupts", "list", "--json").json["items"]
     assert asked["action"]["args"] == {"parcel": "p1"}

@@ -96,6 +96,7 @@ def judged(spec: ToolSpec, *grants: ToolGrant, facts: RunFacts | None = None) ->
 def test_side_effect_and_grant_decide(
     side_effect: SideEffect, grant: ToolGrant, effect: str, rule: str
 ) -> None:
+    """R-4.2, decision 41."""
     decision = judged(tool(side_effect), grant)
     assert (decision.effect, decision.rule) == (effect, rule)
 
@@ -112,6 +113,7 @@ def test_another_version_than_the_granted_one_is_denied() -> None:
 
 @pytest.mark.parametrize("grant", [GRANT, NEVER, ALWAYS])
 def test_a_sandbox_only_tool_is_denied_whatever_the_grant_says(grant: ToolGrant) -> None:
+    """R-5.11."""
     decision = judged(tool(SideEffect.WRITE, declared=False), grant)
     assert (decision.effect, decision.rule) == ("deny", "sandbox-only")
 

@@ -91,6 +91,13 @@ class Followed:
     run_id: str
     events: list[RecordedEvent] = field(default_factory=list[RecordedEvent])
     ended: anyio.Event = field(default_factory=anyio.Event)
+    news: anyio.Event = field(default_factory=anyio.Event)
+
+    async def finished_a_step(self) -> None:
+        """Return once a step is over."""
+        with anyio.fail_after(WAIT_S):
+            while not any(event.type == "step" for event in self.events):
+                await self.news.wait()
 
     async def wait(self, *workers: Actor) -> None:
         """Return once the follower has seen the end; fail when one of these workers ends first."""
@@ -171,6 +178,8 @@ class Stage:
             while not cursor.ended:
                 page = await cursor.read(wait_s=5)
                 followed.events += page
+                followed.news.set()
+                followed.news = anyio.Event()
                 for event in page:
                     await self._attend(event)
         followed.ended.set()

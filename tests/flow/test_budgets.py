@@ -49,6 +49,7 @@ async def ended(engine: Embedded, agent: str, **options: Any) -> list[RecordedEv
         ("tokens", 28, 2),
         ("output_tokens", 5, 2),
         ("cost", 0.9, 2),
+        ("context_tokens", 10, 1),
         ("wall_time_s", 0.03, None),
     ],
 )

@@ -1,5 +1,6 @@
 """After a crash: the planner sees what it saw, and a damaged run is put aside (R-7)."""
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
@@ -24,7 +25,8 @@ from perdure.protocol.events import (
 from perdure.protocol.runs import waiting_on
 from perdure.protocol.states import Answer, ParkedOn, RunState, ToolCallStatus, WaitingOn
 from perdure.testing.embedded import Embedded, call, calls, embedded, scripted, unasked
-from perdure.testing.tools import ToolZoo
+from perdure.testing.tools import WRITE, AnyTool, ToolZoo, append_line
+from perdure.tools import ToolContext, tool
 from tests.flow.rows import Rows
 from tests.flow.world import data_of, database_at, flow, types
 
@@ -136,9 +138,9 @@ async def test_each_commit_leaves_a_checkpoint_that_says_where_the_run_stood(
 
 
 @pytest.mark.parametrize(
-    ("tool", "ends_as", "by", "executions", "payments"),
+    ("name", "ends_as", "by", "executions", "payments"),
     [
-        ("pay_idempotent", ToolCallStatus.SUCCEEDED, "tool", 2, 1),
+        ("pay_and_wait", ToolCallStatus.SUCCEEDED, "tool", 2, 1),
         ("pay_then_hang", ToolCallStatus.SUCCEEDED, "lookup", 1, 1),
         ("pay_late", ToolCallStatus.SUCCEEDED, "person", 1, None),
     ],
@@ -147,21 +149,22 @@ async def test_an_open_call_is_cleared_up_by_what_its_tool_declares(
     url: str,
     zoo: ToolZoo,
     *,
-    tool: str,
+    name: str,
     ends_as: ToolCallStatus,
     by: str,
     executions: int,
     payments: int | None,
 ) -> None:
     """R-7.6, R-5.7, R-5.6, F02: the same key again, a lookup, or a person; nothing twice."""
+    zoo.registry.add(_pay_and_wait(zoo))
     agent = scripted(
         "payer",
-        lambda context: Finish(answer="paid") if context.turns else call(tool, amount=5),
-        tools=unasked(tool),
+        lambda context: Finish(answer="paid") if context.turns else call(name, amount=5),
+        tools=unasked(name),
     )
     async with flow(url, [agent], zoo, settings=SHORT) as engine:
         run_id = await engine.submit("payer")
-        await zoo.wait_started(tool)
+        await zoo.wait_started(name)
         await engine.kill_worker()
         await engine.start_worker()
         if by == "person":
@@ -176,6 +179,19 @@ async def test_an_open_call_is_cleared_up_by_what_its_tool_declares(
         assert result.executions == executions
         if payments is not None:
             assert len(zoo.payments()) == payments
+
+
+def _pay_and_wait(zoo: ToolZoo) -> AnyTool:
+    @tool(idempotent=True, **WRITE)
+    async def pay_and_wait(amount: int, context: ToolContext) -> str:
+        """Pay once per key; the first answer never comes."""
+        if not zoo.payments():
+            append_line(zoo.journal, context.effect_key, amount)
+        if zoo.begin("pay_and_wait") == 1:
+            await asyncio.Event().wait()
+        return "paid"
+
+    return pay_and_wait
 
 
 async def test_a_restart_touches_neither_ended_nor_waiting_runs(url: str, zoo: ToolZoo) -> None:
@@ -200,27 +216,16 @@ async def test_a_restart_touches_neither_ended_nor_waiting_runs(url: str, zoo: T
         assert (await engine.wait_terminal(waits)).hot.state is RunState.SUCCEEDED
 
 
-DAMAGE: dict[str, Callable[[Rows, str], None]] = {
-    "checkpoint digest": lambda rows, run_id: rows.damage(
-        "UPDATE checkpoints SET digest = ! WHERE run_id = ?", run_id, b"\x00" * 32
+DAMAGE: dict[str, tuple[str, bytes | None]] = {
+    "checkpoint digest": ("UPDATE checkpoints SET digest = ! WHERE run_id = ?", b"\x00" * 32),
+    "missing event": ("DELETE FROM events WHERE run_id = ? AND seq = 5", None),
+    "missing last event": ("DELETE FROM events WHERE run_id = ? AND seq > 8", None),
+    "garbled event": ("UPDATE events SET data = ! WHERE run_id = ? AND seq = 3", b"{"),
+    "changed result": (
+        "UPDATE events SET data = ! WHERE run_id = ? AND type = 3",
+        b'{"tool_call_id":"%s","status":"succeeded","output":2,"executions":1}',
     ),
-    "missing event": lambda rows, run_id: rows.damage(
-        "DELETE FROM events WHERE run_id = ? AND seq = 5", run_id
-    ),
-    "missing last event": lambda rows, run_id: rows.damage(
-        "DELETE FROM events WHERE run_id = ? AND seq > 8", run_id
-    ),
-    "garbled event": lambda rows, run_id: rows.damage(
-        "UPDATE events SET data = ! WHERE run_id = ? AND seq = 3", run_id, b"{"
-    ),
-    "changed event": lambda rows, run_id: rows.damage(
-        "UPDATE events SET data = ! WHERE run_id = ? AND seq = 3",
-        run_id,
-        b'{"state":"executing","from_state":"pending","why":"start"}',
-    ),
-    "unknown type": lambda rows, run_id: rows.damage(
-        "UPDATE events SET type = 99 WHERE run_id = ? AND seq = 3", run_id
-    ),
+    "unknown type": ("UPDATE events SET type = 99 WHERE run_id = ? AND seq = 3", None),
 }
 
 
@@ -248,7 +253,11 @@ async def test_a_damaged_run_is_put_aside_and_its_planner_is_not_asked(
         (question,) = await engine.wait_waiting(run_id)
         await engine.kill_worker()
         await engine.answer(question.interrupt_id, Answer.RESPOND, value=1)
-        DAMAGE[kind](Rows(url), run_id)
+        (result,) = data_of(await engine.events(run_id), ResultEvent)
+        statement, value = DAMAGE[kind]
+        if value is not None:
+            value = value.replace(b"%s", result.tool_call_id.encode())
+        Rows(url).damage(statement, run_id, value)
         asked.clear()
         await engine.start_worker()
         await _put_aside(engine, run_id)

@@ -61,6 +61,7 @@ def _nested(depth: int) -> bytes:
 async def test_bad_bodies_get_a_problem_and_change_nothing(
     world: World, body: bytes, status: int
 ) -> None:
+    """R-21.3."""
     answer = await world.http.post(RUN, content=body, headers=JSON)
     problem = answer.json()
     assert answer.status_code == status, problem
@@ -71,6 +72,7 @@ async def test_bad_bodies_get_a_problem_and_change_nothing(
 
 
 async def test_a_problem_points_at_every_field(world: World) -> None:
+    """R-21.3."""
     body = {"input": 1, "options": {"max_steps": "many", "a/b": 1}}
     problem = (await world.http.post(RUN, json=body)).json()
     assert problem["field"] == "/options/max_steps"

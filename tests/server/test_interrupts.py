@@ -24,6 +24,7 @@ async def _waiting(world: World, agent: str, body: object = None) -> tuple[str, 
 async def test_an_approval_shows_the_canonical_arguments_and_lets_the_run_go_on(
     world: World,
 ) -> None:
+    """R-8.3."""
     run_id, asked = await _waiting(world, "publisher", {})
     assert (asked["kind"], asked["status"]) == ("approval", "pending")
     assert asked["action"]["tool"] == "publish"
@@ -95,6 +96,7 @@ async def test_an_answer_against_the_schema_or_kind_is_invalid(world: World) -> 
 
 
 async def test_an_answer_after_a_cancel_is_gone(world: World) -> None:
+    """R-8.2."""
     run_id, asked = await _waiting(world, "asker")
     await world.http.post(f"/v1/runs/{run_id}/cancel")
     answer = await world.http.post(
@@ -116,6 +118,7 @@ async def test_a_run_is_answered_without_an_id_when_one_is_open(world: World) ->
 
 
 async def test_with_several_open_an_answer_without_an_id_lists_them(world: World) -> None:
+    """R-8.2."""
     run_id, _ = await _waiting(world, "double")
     answer = await world.http.post(f"/v1/runs/{run_id}/resolve", json={"answer": "approve"})
     listed = answer.json()["details"]["open_interrupts"]
@@ -138,6 +141,7 @@ async def test_the_inbox_shows_what_waits(world: World) -> None:
 
 
 async def test_a_request_to_sign_in_is_shown_in_status_and_events(world: World) -> None:
+    """R-2.3, R-8.5."""
     run_id, _ = await _waiting(world, "login")
     run = await world.get(f"/v1/runs/{run_id}")
     assert (run["status"], run["next_actions"]) == ("AUTH_REQUIRED", ["authorise", "cancel"])

@@ -18,6 +18,7 @@ async def world() -> AsyncGenerator[World]:
 
 
 async def test_a_run_is_accepted_and_reaches_its_end(world: World) -> None:
+    """R-3.1: 202 with the durable run."""
     answer = await world.http.post("/v1/agents/echo/run", json={"input": {"times": 2}})
     run = answer.json()
     assert answer.status_code == 202
@@ -31,6 +32,7 @@ async def test_a_run_is_accepted_and_reaches_its_end(world: World) -> None:
 
 
 async def test_waiting_answers_200_with_the_result(world: World) -> None:
+    """R-3.1."""
     run = await world.start("echo", {"answer": {"a": [1, None]}}, wait=5)
     assert (run["state"], run["answer"]) == ("succeeded", {"a": [1, None]})
 
@@ -38,6 +40,7 @@ async def test_waiting_answers_200_with_the_result(world: World) -> None:
 async def test_waiting_for_a_run_that_does_not_end_answers_202_after_the_time(
     world: World,
 ) -> None:
+    """R-3.1, R-3.5: waiting ends, the run goes on."""
     answer = await world.http.post(
         "/v1/agents/sleeper/run", json={"input": None}, params={"wait": 0.1}
     )
@@ -52,12 +55,14 @@ async def test_a_wait_out_of_bounds_is_invalid(world: World, wait: str) -> None:
 
 
 async def test_a_planner_that_raises_ends_as_failed_with_a_code(world: World) -> None:
+    """R-2.4."""
     run = await world.start("broken", wait=5)
     assert run["state"] == "failed"
     assert run["error"]["code"] in {"RETRIES_EXHAUSTED", "INTERNAL"}
 
 
 async def test_the_same_key_returns_the_same_run(world: World) -> None:
+    """R-3.2, R-3.5."""
     body = {"input": 1, "options": {"idempotency_key": "k"}}
     first = await world.http.post("/v1/agents/echo/run", json=body)
     second = await world.http.post("/v1/agents/echo/run", json=body)
@@ -67,6 +72,7 @@ async def test_the_same_key_returns_the_same_run(world: World) -> None:
 
 
 async def test_the_key_as_header_is_the_key_in_the_body(world: World) -> None:
+    """R-3.2, decision 34."""
     first = await world.http.post(
         "/v1/agents/echo/run", json={"input": 1}, headers={"Idempotency-Key": "k"}
     )
@@ -79,6 +85,7 @@ async def test_the_key_as_header_is_the_key_in_the_body(world: World) -> None:
 async def test_waiting_and_the_form_of_the_answer_are_not_part_of_the_request(
     world: World,
 ) -> None:
+    """R-3.2, decision 34."""
     key = {"Idempotency-Key": "k"}
     first = await world.http.post("/v1/agents/echo/run", json={"input": 1}, headers=key)
     second = await world.http.post(
@@ -89,6 +96,7 @@ async def test_waiting_and_the_form_of_the_answer_are_not_part_of_the_request(
 
 
 async def test_fifty_equal_requests_at_once_make_one_run(world: World) -> None:
+    """R-3.2."""
     found: set[str] = set()
 
     async def post() -> None:
@@ -105,6 +113,7 @@ async def test_fifty_equal_requests_at_once_make_one_run(world: World) -> None:
 
 
 async def test_another_body_under_the_key_is_refused_and_names_the_run(world: World) -> None:
+    """R-3.2."""
     key = {"Idempotency-Key": "k"}
     first = await world.http.post("/v1/agents/echo/run", json={"input": 1}, headers=key)
     second = await world.http.post("/v1/agents/echo/run", json={"input": 2}, headers=key)
@@ -131,6 +140,7 @@ async def test_a_key_out_of_bounds_is_invalid(world: World, key: str) -> None:
 
 
 async def test_a_context_of_another_tenant_is_forbidden(world: World) -> None:
+    """R-3.3, decision 41."""
     answer = await world.http.post(
         "/v1/agents/echo/run", json={"input": 1, "context": {"tenant_id": "other"}}
     )
@@ -139,6 +149,7 @@ async def test_a_context_of_another_tenant_is_forbidden(world: World) -> None:
 
 
 async def test_an_unknown_agent_or_version_is_not_found(world: World) -> None:
+    """R-3.4, R-21.3."""
     for agent, options in (("nobody", {}), ("echo", {"agent_version": "9"}), ("a\0b", {})):
         answer = await world.http.post(
             f"/v1/agents/{agent.replace(chr(0), '%00')}/run",
@@ -148,11 +159,13 @@ async def test_an_unknown_agent_or_version_is_not_found(world: World) -> None:
 
 
 async def test_an_input_against_the_agents_schema_is_invalid(world: World) -> None:
+    """R-21.3."""
     answer = await world.http.post("/v1/agents/publisher/run", json={"input": "text"})
     assert (answer.status_code, answer.json()["field"]) == (422, "/input")
 
 
 async def test_a_large_input_and_answer_are_whole_when_a_run_is_shown(world: World) -> None:
+    """R-5.9."""
     text = "long " * 5000
     run = await world.start("echo", {"answer": text}, wait=5)
     assert run["answer"] == text
@@ -175,6 +188,7 @@ async def test_odd_text_survives_unchanged(world: World, text: str) -> None:
 
 
 async def test_lists_are_paged_by_opaque_cursors(world: World) -> None:
+    """R-1.1."""
     made = [(await world.start("echo"))["run_id"] for _ in range(5)]
     seen: list[str] = []
     after: str | None = None
@@ -232,6 +246,7 @@ async def test_an_unknown_or_garbled_id_is_not_found(world: World) -> None:
 
 
 async def test_cancel_is_durable_at_once_and_idempotent(world: World) -> None:
+    """R-9.1."""
     run = await world.start("sleeper")
     await world.until(run["run_id"], "planning", "executing")
     path = f"/v1/runs/{run['run_id']}/cancel"
@@ -244,6 +259,7 @@ async def test_cancel_is_durable_at_once_and_idempotent(world: World) -> None:
 
 
 async def test_cancel_and_wait_says_requested_when_nobody_stops_the_run() -> None:
+    """R-2.3, R-9.2."""
     async with open_world(works=False) as world:
         await _register(world)
         run = await world.start("echo")
@@ -277,6 +293,7 @@ async def test_cancel_with_rollback_is_said_to_be_unavailable(world: World) -> N
 
 
 async def test_what_a_run_did_is_shown_object_by_object(world: World) -> None:
+    """R-1.1, R-1.2, R-1.3."""
     run = await world.start("echo", {"times": 2, "text": "hi"}, wait=5)
     path = f"/v1/runs/{run['run_id']}"
     steps = (await world.get(f"{path}/steps"))["items"]
@@ -310,6 +327,7 @@ async def test_tool_calls_are_paged(world: World) -> None:
 
 
 async def test_discovery_lists_agents_cards_and_tools(world: World) -> None:
+    """R-1.7."""
     agents = (await world.get("/v1/agents"))["items"]
     assert [agent["agent_id"] for agent in agents][:2] == ["asker", "broken"]
     assert (await world.get("/v1/agents/echo"))["versions"] == ["1"]
@@ -322,6 +340,7 @@ async def test_discovery_lists_agents_cards_and_tools(world: World) -> None:
 
 
 async def test_threads_hold_messages_and_runs(world: World) -> None:
+    """R-1.2, R-1.5."""
     thread = (await world.http.post("/v1/threads", json={"title": "t"})).json()
     path = f"/v1/threads/{thread['thread_id']}"
     parts = [{"type": "text", "text": "before"}]
@@ -363,6 +382,7 @@ async def test_the_trace_of_the_caller_is_the_runs(world: World) -> None:
 
 
 async def test_events_in_pages_are_a_strict_json_document(world: World) -> None:
+    """R-6.2, R-6.3."""
     run = await world.start("echo", {"times": 3}, wait=5)
     answer = await world.http.get(
         f"/v1/runs/{run['run_id']}/events?limit=4", headers={"Accept": "application/json"}

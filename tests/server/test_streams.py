@@ -25,6 +25,7 @@ def _seqs(events: list[SseEvent]) -> list[int]:
 
 
 async def test_a_stream_has_every_event_in_order_and_ends_with_the_run(world: World) -> None:
+    """R-6.1, R-6.3."""
     run = await world.start("echo", {"times": 3})
     async with world.events_of(run["run_id"]).connect() as stream:
         with anyio.fail_after(5):
@@ -42,6 +43,7 @@ async def test_a_stream_has_every_event_in_order_and_ends_with_the_run(world: Wo
 
 
 async def test_starting_a_run_can_be_answered_by_its_stream(world: World) -> None:
+    """R-3.1."""
     client = SseClient(
         "127.0.0.1", world.port, "/v1/agents/echo/run", method="POST", body=b'{"input": 1}'
     )
@@ -56,6 +58,7 @@ async def test_starting_a_run_can_be_answered_by_its_stream(world: World) -> Non
 async def test_the_viewer_that_leaves_disturbs_neither_run_nor_other_viewers(
     world: World,
 ) -> None:
+    """R-6.4, R-3.5."""
     run = await world.start("asker")
     await world.until(run["run_id"], "waiting_human")
     client = world.events_of(run["run_id"])
@@ -87,6 +90,7 @@ async def test_a_pause_does_not_end_the_stream(world: World) -> None:
 
 
 async def test_cut_at_every_byte_and_resumed_it_is_whole(world: World) -> None:
+    """R-6.3, F35."""
     run = await world.start("echo", {"text": "é\u2028👩‍👩‍👧", "answer": "ü"}, wait=5)
     async with world.events_of(run["run_id"]).connect() as stream:
         whole = await stream.rest()
@@ -115,6 +119,7 @@ async def test_a_cut_stream_is_not_a_finished_run(world: World) -> None:
 
 
 async def test_after_the_end_there_is_nothing_more(world: World) -> None:
+    """R-6.3, decision 33."""
     run = await world.start("echo", wait=5)
     path = f"/v1/runs/{run['run_id']}/events"
     for query, headers in (
@@ -137,6 +142,7 @@ async def test_a_cursor_that_is_no_seq_is_malformed(world: World, cursor: str) -
 
 
 async def test_a_cursor_of_the_future_says_that_history_was_reset(world: World) -> None:
+    """Decision 33, R-6.3."""
     run = await world.start("echo", wait=5)
     for accept in ("text/event-stream", "application/json"):
         answer = await world.http.get(
@@ -166,6 +172,7 @@ async def test_the_form_of_the_answer_is_by_accept(world: World, accept: str, ki
 
 
 async def test_a_client_that_does_not_read_is_cut_off_and_can_resume(world: World) -> None:
+    """R-6.7."""
     run = await world.start("sleeper")
     blob = "x" * 60_000
     for _ in range(200):
@@ -187,6 +194,7 @@ async def test_a_client_that_does_not_read_is_cut_off_and_can_resume(world: Worl
 
 
 async def test_viewers_that_vanish_leave_nothing_behind(world: World) -> None:
+    """R-6.4, R-6.7."""
     run = await world.start("sleeper")
     client = world.events_of(run["run_id"])
 
@@ -203,6 +211,7 @@ async def test_viewers_that_vanish_leave_nothing_behind(world: World) -> None:
 
 
 async def test_many_late_joiners_see_one_log(world: World) -> None:
+    """R-6.4."""
     run = await world.start("echo", {"times": 5})
     found: list[list[int]] = []
 
@@ -257,6 +266,7 @@ async def test_a_cursor_before_the_kept_range_gets_a_gap_with_a_snapshot(
 async def test_a_store_that_goes_away_ends_the_stream_and_not_the_run(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """R-6.4."""
     run = await world.start("asker")
     await world.until(run["run_id"], "waiting_human")
 
@@ -281,6 +291,7 @@ async def test_a_store_that_goes_away_ends_the_stream_and_not_the_run(
 async def test_signals_may_be_lost_without_losing_an_event(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """R-6.6, R-12.2."""
     monkeypatch.setattr(world.core.signals, "publish", lambda topic: None)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
     run = await world.start("echo", {"times": 3})
     with anyio.fail_after(10):

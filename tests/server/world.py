@@ -101,7 +101,7 @@ def _walks(context: PlannerContext) -> Decision:
     wish = context.input if isinstance(context.input, dict) else {}
     times, seconds = wish.get("times", 3), wish.get("seconds", 0.02)
     if context.step_index < (times if isinstance(times, int) else 3):
-        return _calls("rest", seconds=seconds, text=wish.get("text", ""))
+        return _calls("rest", seconds=seconds, text=f"{wish.get('text', '')} {context.step_index}")
     return Finish(answer="arrived")
 
 

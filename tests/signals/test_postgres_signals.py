@@ -10,6 +10,7 @@ pytestmark = pytest.mark.timeout(30)
 
 
 async def test_a_signal_reaches_another_process(postgres_dsn: str) -> None:
+    """R-12.5."""
     async with (
         PostgresSignals(postgres_dsn) as here,
         PostgresSignals(postgres_dsn) as there,
@@ -49,6 +50,7 @@ async def test_signals_of_one_moment_travel_once(postgres_dsn: str) -> None:
 
 
 async def test_a_lost_connection_comes_back_and_wakes_everybody(postgres_dsn: str) -> None:
+    """R-12.2, R-6.6."""
     async with PostgresSignals(postgres_dsn) as signals, signals.subscribe("quiet") as wakeup:
         killer = await asyncpg.connect(postgres_dsn)
         await killer.execute(

@@ -83,6 +83,7 @@ class TestText(OnMemory, conformance.TextContract): ...
 
 
 def test_every_contract_is_run() -> None:
+    """R-12.5."""
     mine = {
         base.__name__
         for case in OnMemory.__subclasses__()

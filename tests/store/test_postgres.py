@@ -82,6 +82,7 @@ class TestText(OnPostgres, conformance.TextContract): ...
 
 
 def test_every_contract_is_run() -> None:
+    """R-12.5."""
     mine = {
         base.__name__
         for case in OnPostgres.__subclasses__()

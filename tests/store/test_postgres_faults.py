@@ -152,6 +152,7 @@ async def test_connections_killed_while_idle_come_back_at_the_next_write(
 async def test_no_acknowledged_commit_is_missing_after_a_restart(
     postgres: LocalPostgres, postgres_own_dsn: str, mode: StopMode
 ) -> None:
+    """R-1.6."""
     acknowledged = 0
     async with PostgresDatabase(postgres_own_dsn) as database:
         held = await make.claimed(database.store)
@@ -223,6 +224,7 @@ async def test_a_commit_that_meets_a_cancel_in_flight_learns_of_it(postgres_dsn:
 
 
 async def test_eight_databases_claim_distinct_runs(postgres_dsn: str) -> None:
+    """R-12.1."""
     taken: list[str] = []
 
     async def work(database: PostgresDatabase, number: int) -> None:

@@ -136,6 +136,7 @@ def test_a_writer_without_a_token_needs_a_run_that_nobody_holds() -> None:
 @pytest.mark.parametrize("source", sorted(RunState))
 @pytest.mark.parametrize("target", sorted(RunState))
 def test_exactly_the_legal_pairs_are_let_through(source: RunState, target: RunState) -> None:
+    """R-2.1: the store refuses an illegal transition by itself."""
     row = row_of()
     row = replace(row, hot=replace(row.hot, state=source))
     found = rules.judge(commit_of(row, path=(target,)), row.hot)
@@ -157,6 +158,7 @@ def test_a_path_must_chain_through_its_events() -> None:
 
 @pytest.mark.parametrize("state", sorted(TERMINAL))
 def test_an_ended_run_takes_nothing_more(state: RunState) -> None:
+    """R-2.2."""
     row = row_of()
     row = replace(row, hot=replace(row.hot, state=state))
     assert isinstance(rules.judge(commit_of(row, note()), row.hot), Refused)

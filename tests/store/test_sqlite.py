@@ -82,6 +82,7 @@ class TestTimer(OnSqlite, conformance.TimerContract): ...
 
 
 def test_every_contract_is_run() -> None:
+    """R-12.5."""
     mine = {
         base.__name__
         for case in OnSqlite.__subclasses__()

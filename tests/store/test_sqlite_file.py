@@ -59,6 +59,7 @@ async def answer_of(process: "subprocess.Popen[str]") -> str:
 @pytest.mark.slow
 @pytest.mark.timeout(90)
 async def test_four_processes_claim_each_run_once(path: Path) -> None:
+    """R-12.1."""
     async with SqliteDatabase(path) as database:
         async with anyio.create_task_group() as tasks:
             for _ in range(500):
@@ -274,6 +275,7 @@ async def test_a_full_disk_is_told_and_what_fits_is_written_afterwards(path: Pat
     ],
 )
 async def test_the_file_itself_refuses_to_change_an_ended_run(path: Path, change: str) -> None:
+    """R-2.2."""
     async with SqliteDatabase(path) as database:
         held = await claimed(database.store)
         await write(database.store, commit_of(held.row, path=TO_SUCCEEDED))

@@ -43,6 +43,8 @@ def call(a_tool: FunctionTool[..., Any], args: object) -> object:
 
 
 def test_name_description_and_parameters_come_from_a_google_docstring() -> None:
+    """R-5.2."""
+
     @tool
     def find(city: str, days: int = 3, *, unit: str | None = None) -> str:
         """Find the weather.
@@ -152,6 +154,8 @@ def test_a_default_that_json_cannot_hold_still_applies() -> None:
 
 
 def test_a_structured_return_type_becomes_the_output_schema_and_is_converted() -> None:
+    """R-5.2."""
+
     @tool
     def buy() -> Order | Returned:
         return Order("o1", 2.5)
@@ -199,6 +203,8 @@ def test_a_tool_is_still_a_function() -> None:
 
 
 def test_the_declaration_is_kept_as_given() -> None:
+    """R-5.1."""
+
     def find(effect_key: str) -> str:
         return effect_key
 

@@ -24,6 +24,8 @@ def foreign(schema: dict[str, JsonValue]) -> ForeignTool:
 
 
 def test_versions_live_side_by_side_and_the_newest_is_the_last_registered() -> None:
+    """R-5.2."""
+
     @tool(name="t", version="2")
     def second(a: int) -> int:
         return a
@@ -68,6 +70,8 @@ def test_a_schema_that_cannot_be_used_or_points_outside_is_refused(
 
 
 def test_a_sandbox_only_tool_registers() -> None:
+    """R-5.11."""
+
     @tool(side_effect="write")
     def careless() -> None: ...
 
@@ -77,6 +81,7 @@ def test_a_sandbox_only_tool_registers() -> None:
 
 
 def test_problems_name_the_place_by_json_pointer_and_are_capped() -> None:
+    """R-5.3."""
     schema: dict[str, JsonValue] = {
         "type": "object",
         "properties": {
@@ -111,6 +116,8 @@ def test_a_schema_of_the_same_name_that_changed_is_compiled_again() -> None:
 
 
 def test_a_tool_survives_the_way_to_openai_and_back() -> None:
+    """R-5.2."""
+
     @tool(name="find_it")
     def find(city: str) -> str:
         """Find it."""

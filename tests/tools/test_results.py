@@ -36,12 +36,14 @@ async def test_a_plain_value_succeeds_wherever_it_runs(
 
 
 async def test_artifacts_and_the_external_reference_come_with_the_result(zoo: ToolZoo) -> None:
+    """R-5.6."""
     outcome = await run(zoo, "draw", text="a cat")
     assert [(made.name, made.data) for made in outcome.artifacts] == [("drawing.txt", b"a cat")]
     assert outcome.result.external_ref == "drawing-7"
 
 
 async def test_partial_and_pending_results_say_so(zoo: ToolZoo) -> None:
+    """R-5.5."""
     half = (await run(zoo, "half_done")).result
     assert half.status is ToolCallStatus.PARTIAL
     assert (half.done, half.not_done) == ("3 of 5 mails", "2 of 5 mails")
@@ -72,6 +74,7 @@ async def test_half_an_emoji_is_replaced_and_nul_is_kept(zoo: ToolZoo) -> None:
 async def test_a_result_that_cannot_be_used_fails_for_good(
     zoo: ToolZoo, name: str, args: dict[str, object]
 ) -> None:
+    """R-5.8."""
     result = (await run(zoo, name, **args)).result
     assert result.status is ToolCallStatus.FAILED
     assert result.error is not None
@@ -95,6 +98,7 @@ async def test_a_result_that_cannot_be_used_fails_for_good(
 async def test_whatever_a_tool_raises_is_one_error_with_code_and_type(
     zoo: ToolZoo, what: str, text: str, code: FailureCode, reason: str
 ) -> None:
+    """R-5.4, R-5.8."""
     error = (await run(zoo, "raises", what=what, text=text)).result.error
     assert error is not None
     assert (error.code, error.reason) == (code, reason)

@@ -169,6 +169,7 @@ async def test_a_swallowed_cancellation_costs_nothing_while_it_is_ignored(
 async def test_a_tool_that_blocks_the_user_loop_delays_its_neighbours_and_no_more(
     zoo: ToolZoo,
 ) -> None:
+    """R-5.8."""
     late = Late()
     user_code = UserCode(pulse_s=0.02, pulses_missed_max=3)
     async with user_code, LocalToolRunner(zoo.registry, user_code=user_code) as runner:
@@ -258,6 +259,7 @@ async def test_a_call_cancelled_while_it_waits_for_a_slot_gives_its_place_up(zoo
 
 
 async def test_parallel_calls_keep_their_own_results(zoo: ToolZoo, runner: LocalToolRunner) -> None:
+    """R-4.2."""
     outcomes: dict[int, ToolOutcome] = {}
 
     async def invoke(number: int) -> None:
@@ -275,6 +277,8 @@ async def test_parallel_calls_keep_their_own_results(zoo: ToolZoo, runner: Local
 
 
 async def test_the_rate_limit_makes_calls_wait_and_refuses_what_would_wait_too_long() -> None:
+    """R-5.1."""
+
     @tool(rate_limit_per_minute=2)
     async def limited() -> str:
         return "done"
@@ -297,6 +301,7 @@ async def test_a_rate_limited_call_goes_on_when_its_turn_comes() -> None:
 
 
 async def test_lookup_tells_what_became_of_a_payment(zoo: ToolZoo, runner: LocalToolRunner) -> None:
+    """R-5.1, R-5.7."""
     invocation = zoo.invocation("pay_with_lookup", {"amount": 5})
     before = await runner.lookup(invocation)
     assert before is not None

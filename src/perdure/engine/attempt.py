@@ -33,7 +33,6 @@ from perdure.engine.limits import before_planning
 from perdure.engine.load import catch_up, load_view
 from perdure.engine.planning import Judge, draft_decision, draft_model_uses
 from perdure.engine.ports import HostedAgent, PlannerFailure
-from perdure.engine.shield import shielded
 from perdure.engine.steps import fail, settle
 from perdure.engine.values import short
 from perdure.engine.view import RunView
@@ -259,7 +258,7 @@ class Attempt:
         """After an accepted cancel only the closing commit may follow: stop all else, here."""
         if self.view.snapshot.cancel_epoch > 0:
             self.lease.stop(Stop.CANCEL)
-            await checkpoint()  # commits are shielded: the next one would be written first
+            await checkpoint()  # a commit that is on its way is written all the same
 
     async def look_for_answers(self) -> None:
         """Fold what others wrote in the meantime; while the store is away, nothing is known."""
@@ -287,7 +286,7 @@ class Attempt:
 
         Raises LeaseGone, or CannotStore when the store refuses the data.
         """
-        result = await shielded(lambda: self._send(draft))
+        result = await self._send(draft)
         match result:
             case Committed():
                 self.released = draft.attempt_end is not None

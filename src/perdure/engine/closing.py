@@ -4,7 +4,7 @@ One result for each open call, every interrupt closed, the open step closed, the
 one commit, by the holder or, when nobody holds the run, by whoever ends it (decision 3).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from pydantic import JsonValue
 
@@ -23,6 +23,7 @@ from perdure.protocol.states import (
     ToolCallStatus,
     Transition,
 )
+from perdure.protocol.tools import ToolSpec
 from perdure.store.commits import InterruptClose
 
 CALLS_REPORTED_MAX = 1000
@@ -153,20 +154,21 @@ async def look_up_open(
         spec = tools.find(call.tool, call.version)
         if spec is None or not spec.has_lookup:
             continue
-        outcome = await tools.lookup(
-            invocation_of(view, call, spec_timeout_s=timeout_s, tools=tools)
-        )
+        outcome = await tools.lookup(invocation_of(view, call, spec, timeout_s=timeout_s))
         if outcome is not None:
             known[call.tool_call_id] = outcome
     return known
 
 
 def invocation_of(
-    view: RunView, call: OpenCall, *, spec_timeout_s: float, tools: ToolRunner
+    view: RunView,
+    call: OpenCall,
+    spec: ToolSpec,
+    *,
+    timeout_s: float,
+    on_late: Callable[[ToolOutcome], None] = lambda _: None,
 ) -> ToolInvocation:
-    """Return how a call is handed to its tool. The call's tool must be found in `tools`."""
-    spec = tools.find(call.tool, call.version)
-    assert spec is not None
+    """Return how a call is handed to its tool."""
     return ToolInvocation(
         spec=spec,
         args=call.args,
@@ -178,5 +180,6 @@ def invocation_of(
         execution=view.executions_of(call.tool_call_id).count,
         context=view.facts.context,
         caller=view.facts.caller,
-        timeout_s=spec_timeout_s,
+        timeout_s=timeout_s,
+        on_late=on_late,
     )

@@ -4,8 +4,10 @@ One lane: batches go to the store one after another, at most one commit of a run
 commit's answer is its own; the batch is only how it travels.
 """
 
+import asyncio
 from collections import deque
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 
 import anyio
 
@@ -19,10 +21,20 @@ from perdure.store.commits import Commit, CommitResult, Committed
 
 @dataclass(slots=True)
 class _Waiting:
+    """A commit on its way. A bare future: an event for each costs several times as much."""
+
     commit: Commit
-    done: anyio.Event = field(default_factory=anyio.Event)
-    result: CommitResult | None = None
-    error: Exception | None = None
+    answer: "asyncio.Future[CommitResult]"
+
+    def resolve(self, result: CommitResult) -> None:
+        """Hand the store's answer to whoever waits."""
+        if not self.answer.done():
+            self.answer.set_result(result)
+
+    def fail(self, error: Exception) -> None:
+        """Tell whoever waits that there is no answer."""
+        if not self.answer.done():
+            self.answer.set_exception(error)
 
 
 class Committer:
@@ -39,17 +51,24 @@ class Committer:
 
         After Unavailable the outcome is unknown: send the same commit again. Raises LeaseGone
         when `run` was cancelled: the worker is going down and nobody would answer.
+
+        A caller that is cancelled meanwhile still waits for the answer and only then learns of
+        its cancellation: nothing of it is on its way any more when this ends.
         """
         if self._stopped:
             raise LeaseGone
-        waiting = _Waiting(commit)
+        loop = asyncio.get_running_loop()
+        waiting = _Waiting(commit, loop.create_future())
         self._queue.append(waiting)
         self._bell.set()
-        await waiting.done.wait()
-        if waiting.error is not None:
-            raise waiting.error
-        assert waiting.result is not None
-        return waiting.result
+        try:
+            return await waiting.answer
+        except asyncio.CancelledError:
+            if waiting.answer.cancelled():
+                waiting.answer = loop.create_future()
+                with anyio.CancelScope(shield=True), suppress(Exception):
+                    await waiting.answer
+            raise
 
     async def run(self) -> None:
         """Write batches until cancelled; whoever still waits then is told so."""
@@ -64,9 +83,7 @@ class Committer:
         finally:
             self._stopped = True
             for waiting in [*batch, *self._queue]:
-                if not waiting.done.is_set():
-                    waiting.error = LeaseGone()
-                    waiting.done.set()
+                waiting.fail(LeaseGone())
 
     def _take(self) -> list[_Waiting]:
         batch: list[_Waiting] = []
@@ -87,13 +104,11 @@ class Committer:
             results = await self._core.store.commit([waiting.commit for waiting in batch])
         except PerdureError as error:
             for waiting in batch:
-                waiting.error = error
-                waiting.done.set()
+                waiting.fail(error)
             return
         self._core.metrics.engine.commit_batch.observe(len(batch))
         for waiting, result in zip(batch, results, strict=True):
-            waiting.result = result
-            waiting.done.set()
+            waiting.resolve(result)
         committed = 0
         for waiting, result in zip(batch, results, strict=True):
             if isinstance(result, Committed):

@@ -14,6 +14,7 @@ from perdure.engine.ports import Ids
 from perdure.engine.values import Kept, keep
 from perdure.engine.view import RunView
 from perdure.protocol.events import EventData, NewEvent, StateEvent, StepEvent
+from perdure.protocol.failures import Failure
 from perdure.protocol.ids import CHECKPOINT, COMMIT
 from perdure.protocol.records import ToolCallRow
 from perdure.protocol.states import (
@@ -91,13 +92,29 @@ class Draft:
         self.view.apply(seq, data)
         return seq
 
-    def move(self, why: Transition, **fields: JsonValue | object) -> int:
+    def move(
+        self,
+        why: Transition,
+        *,
+        answer: Kept | None = None,
+        failure: Failure | None = None,
+        effects: list[dict[str, JsonValue]] | None = None,
+        history_position: int | None = None,
+    ) -> int:
         """Add the `state` event of a transition and return its seq; IllegalTransition if none."""
         state = self.view.snapshot.state
-        event = StateEvent.model_validate(
-            {"state": next_state(state, why), "from_state": state, "why": why, **fields}
+        return self.add(
+            StateEvent(
+                state=next_state(state, why),
+                from_state=state,
+                why=why,
+                answer=answer.inline if answer is not None else None,
+                answer_ref=answer.ref if answer is not None else None,
+                failure=failure,
+                effects=effects,
+                history_position=history_position,
+            )
         )
-        return self.add(event)
 
     def keep(self, value: JsonValue) -> Kept:
         """Return a value as an event carries it, its blob noted. Raises TooLarge."""

@@ -5,7 +5,6 @@ finished is recorded in one commit; calls that this made runnable get their rows
 commit. Within a step, tools that allow it run side by side; one that does not runs alone.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import anyio
@@ -15,7 +14,7 @@ from perdure.engine.draft import Draft
 from perdure.engine.fold import OpenCall
 from perdure.engine.held import Finished, HeldRun
 from perdure.engine.planning import request_approval
-from perdure.engine.ports import ToolInvocation, ToolOutcome
+from perdure.engine.ports import ToolOutcome
 from perdure.engine.results import (
     add_result,
     add_retry,
@@ -33,6 +32,13 @@ from perdure.protocol.records import ToolCallRow
 from perdure.protocol.states import ToolCallStatus
 from perdure.protocol.tools import ToolSpec
 from perdure.store.commits import CallUpdate, NewExecution
+
+
+NO_CALLBACKS = runtime_result(
+    ToolCallStatus.FAILED,
+    FailureCode.TOOL_RESULT_INVALID,
+    "the tool answers by callback, which this release does not take (R-5.10)",
+)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -75,6 +81,8 @@ class Effects:
     def dispatch(self, draft: Draft) -> list[OpenCall]:
         """Draft the execution rows of the calls that can run at once; return these calls."""
         chosen = self._choose(draft)
+        if not chosen:
+            return chosen
         created = {row.tool_call_id: place for place, row in enumerate(draft.new_calls)}
         for call in chosen:
             executions = draft.view.executions_of(call.tool_call_id)
@@ -100,9 +108,10 @@ class Effects:
 
     def _choose(self, draft: Draft) -> list[OpenCall]:
         view, tools = draft.view, self.attempt.around.tools
-        if view.snapshot.cancel_epoch > 0 or draft.attempt_end is not None:
+        closed = view.snapshot.cancel_epoch > 0 or draft.attempt_end is not None
+        if closed or not view.snapshot.open_calls:
             return []
-        free = max(int(self.attempt.around.slots.available_tokens), 1)
+        free = max(tools.free_slots, 1)
         alone = any(not spec.parallel for spec in self.in_flight.values())
         now = self.attempt.around.core.clock.monotonic()
         chosen: list[OpenCall] = []
@@ -185,13 +194,14 @@ class Effects:
             await self._fetch_args(call)
             spec = self.in_flight[call.tool_call_id]
             invocation = invocation_of(
-                self._view, call, spec_timeout_s=self._timeout_s(spec), tools=around.tools
+                self._view,
+                call,
+                spec,
+                timeout_s=self._timeout_s(spec),
+                on_late=lambda late: self._came_late(call, number, late),
             )
-            async with around.slots:
-                self.attempt.check_lease()
-                outcome = await around.tools.invoke(
-                    _with_late(invocation, lambda late: self._came_late(call, number, late))
-                )
+            self.attempt.check_lease()
+            outcome = await around.tools.invoke(invocation)
             self.unrecorded.append(Finished(call=call, execution=number, outcome=outcome))
         finally:
             self.in_flight.pop(call.tool_call_id, None)
@@ -230,7 +240,7 @@ class Effects:
             await self._fetch_args(call)
             self.attempt.check_lease()
             known = await tools.lookup(
-                invocation_of(self._view, call, spec_timeout_s=self._timeout_s(spec), tools=tools)
+                invocation_of(self._view, call, spec, timeout_s=self._timeout_s(spec))
             )
             if known is not None:
                 return Finished(call=call, execution=number, outcome=known, source="lookup")
@@ -266,7 +276,7 @@ class Effects:
         if spec is None or not spec.has_lookup:
             return item
         known = await tools.lookup(
-            invocation_of(self._view, item.call, spec_timeout_s=self._timeout_s(spec), tools=tools)
+            invocation_of(self._view, item.call, spec, timeout_s=self._timeout_s(spec))
         )
         if known is None:
             return item
@@ -277,6 +287,9 @@ class Effects:
         call = draft.view.snapshot.open_calls[item.call.tool_call_id]
         result = item.outcome.result
         spec = self.attempt.around.tools.find(call.tool, call.version)
+        if result.status is ToolCallStatus.PENDING:
+            add_result(draft, call, NO_CALLBACKS, by="runtime")
+            return
         if result.status is ToolCallStatus.TIMED_OUT and spec is not None:
             draft.add(
                 TimeoutEvent(
@@ -346,9 +359,3 @@ def _running(row: ToolCallRow) -> ToolCallRow:
 def _approval_is_stale(call: OpenCall, spec: ToolSpec) -> bool:
     approved = call.approved_definition
     return approved is not None and approved != spec.definition_digest
-
-
-def _with_late(
-    invocation: ToolInvocation, on_late: Callable[[ToolOutcome], None]
-) -> ToolInvocation:
-    return replace(invocation, on_late=on_late)

@@ -118,6 +118,7 @@ class RunSnapshot:
     tool_calls: int = 0
     input_tokens: int = 0
     output_tokens: int = 0
+    context_tokens: int = 0
     cost: float = 0.0
     retries: int = 0
     model_failures: int = 0
@@ -243,6 +244,7 @@ def _fold_model(snapshot: RunSnapshot, data: ModelEvent) -> None:
     snapshot.step_first_seq = snapshot.step_first_seq or snapshot.last_seq
     snapshot.model_calls += 1
     snapshot.input_tokens += data.usage.input_tokens
+    snapshot.context_tokens = data.usage.input_tokens
     snapshot.output_tokens += data.usage.output_tokens
     snapshot.cost += data.usage.cost
 

@@ -4,8 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-import anyio
-
 from perdure.engine.committer import Committer
 from perdure.engine.core import Core
 from perdure.engine.draft import Draft
@@ -33,7 +31,6 @@ class Surroundings:
     core: Core
     committer: Committer
     tools: ToolRunner
-    slots: anyio.CapacityLimiter
     worker_id: str
     on_late: Callable[[Finished, RunView, Lease], None]
 

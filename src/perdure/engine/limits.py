@@ -24,6 +24,7 @@ def before_planning(core: Core, view: RunView, started_at_s: float) -> Failure |
         ("output_tokens", snapshot.output_tokens, budget.output_tokens),
         ("cost", snapshot.cost, budget.cost),
         ("wall_time_s", started_at_s, budget.wall_time_s),
+        ("context_tokens", snapshot.context_tokens, budget.context_tokens),
     )
     for name, used, limit in spent:
         if limit is not None and used >= limit:

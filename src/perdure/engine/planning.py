@@ -358,7 +358,7 @@ def _draft_finish(draft: Draft, decision: Finish) -> None:
         fail(draft, Failure(code=FailureCode.OUTPUT_INVALID, reason=error.message))
         return
     draft.end_step("succeeded")
-    seq = draft.move(Transition.DONE, answer=kept.inline, answer_ref=kept.ref)
+    seq = draft.move(Transition.DONE, answer=kept)
     draft.messages.append(
         NewMessage(
             message_id=draft.ids.new(MESSAGE),

@@ -124,6 +124,11 @@ class ToolInvocation:
 class ToolRunner(Protocol):
     """Finds and runs tools. One gate for every kind of tool."""
 
+    @property
+    def free_slots(self) -> int:
+        """How many more calls can start at once."""
+        ...
+
     def find(self, name: str, version: str | None) -> ToolSpec | None:
         """Return a tool's declaration; None for the version means the newest."""
         ...

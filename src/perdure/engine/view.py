@@ -53,6 +53,7 @@ class RunView:
     executions: dict[str, Executions] = field(default_factory=dict[str, Executions])
     _records: dict[str, CallRecord] = field(default_factory=dict[str, CallRecord])
     _asks: dict[str, AskRecord] = field(default_factory=dict[str, AskRecord])
+    _counted: tuple[tuple[int, ...], Counters] | None = None
 
     def apply(self, seq: int, data: EventData | Unknown) -> None:
         """Fold the event at `seq` into the snapshot and into what the planner sees."""
@@ -122,15 +123,19 @@ class RunView:
     def counters(self) -> Counters:
         """Return what the run has used so far."""
         snapshot = self.snapshot
-        return Counters(
-            model_calls=snapshot.model_calls,
-            tool_calls=snapshot.tool_calls,
-            input_tokens=snapshot.input_tokens,
-            output_tokens=snapshot.output_tokens,
-            cost=snapshot.cost,
-            waiting_ms=self.waiting_ms,
-            retries=snapshot.retries,
-        )
+        used = (snapshot.model_calls, snapshot.tool_calls, snapshot.retries, self.waiting_ms)
+        if self._counted is None or self._counted[0] != used:
+            counters = Counters(
+                model_calls=snapshot.model_calls,
+                tool_calls=snapshot.tool_calls,
+                input_tokens=snapshot.input_tokens,
+                output_tokens=snapshot.output_tokens,
+                cost=snapshot.cost,
+                waiting_ms=self.waiting_ms,
+                retries=snapshot.retries,
+            )
+            self._counted = (used, counters)
+        return self._counted[1]
 
     def context(self, tools: Sequence[ToolSpec]) -> PlannerContext:
         """Return what the planner decides upon; it shares the growing lists, not copies."""

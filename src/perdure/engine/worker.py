@@ -88,7 +88,6 @@ class Worker:
             core=self.core,
             committer=committer,
             tools=self.tools,
-            slots=anyio.CapacityLimiter(self.core.settings.tool_slots_max),
             worker_id=self.worker_id,
             on_late=self._keep_late,
         )

@@ -14,13 +14,13 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 from pydantic import JsonValue
+from pydantic_core import to_json
 
 from perdure.protocol.errors import Invalid, Malformed
 
 INTEGER_MAX = 2**53 - 1
 DEPTH_MAX = 64
 
-_encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 _canonical = json.JSONEncoder(
     ensure_ascii=False, separators=(",", ":"), allow_nan=False, sort_keys=True
 )
@@ -28,7 +28,7 @@ _canonical = json.JSONEncoder(
 
 def encode(value: JsonValue) -> bytes:
     """Return the compact UTF-8 JSON of a clean value, keys in their order."""
-    return _encoder.encode(value).encode()
+    return to_json(value)
 
 
 def decode(data: bytes) -> JsonValue:

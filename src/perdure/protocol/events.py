@@ -437,7 +437,7 @@ TYPE_NUMBER: dict[str, int] = {name: number for number, name in enumerate(EVENT_
 TYPE_NAME: dict[int, str] = {number: name for name, number in TYPE_NUMBER.items()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class NewEvent:
     """An event to be recorded. The store gives it seq, time, attempt and epoch."""
 

@@ -36,7 +36,9 @@ class Budget(Model):
         default=None, ge=0, description="in the unit of the model's price list"
     )
     wall_time_s: float | None = Field(default=None, gt=0)
-    context_tokens: int | None = Field(default=None, gt=0)
+    context_tokens: int | None = Field(
+        default=None, gt=0, description="what the last request to a model may have read"
+    )
 
 
 class Timeouts(Model):

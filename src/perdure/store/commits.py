@@ -6,6 +6,9 @@ known to the writer because the guard names the last seq: the event at place i g
 `expected_seq + 1 + i`, and rows refer to events by these numbers.
 
 Durations, never instants, cross this port: the store's own clock decides when something is due.
+
+What a step makes twice is not `frozen`, though nobody changes it: a frozen dataclass sets each
+field through `object.__setattr__`, which made building a commit four times as slow.
 """
 
 from dataclasses import dataclass, field
@@ -34,7 +37,7 @@ from perdure.protocol.states import (
 from perdure.protocol.values import BlobRef, Value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Guard:
     """What must be true of the run's row for a commit to be written.
 
@@ -50,7 +53,7 @@ class Guard:
     any_holder: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class HotUpdate:
     """The new values of the hot row. The store itself keeps seq, lease, times and last commit."""
 
@@ -67,7 +70,7 @@ class HotUpdate:
     checkpoint_seq: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class StepChange:
     """A step opened (new index) or moved on."""
 
@@ -77,7 +80,7 @@ class StepChange:
     last_seq: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class CallUpdate:
     """New values of a tool call's row; None keeps the old value."""
 
@@ -88,7 +91,7 @@ class CallUpdate:
     result_seq: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class NewExecution:
     """A call is about to be handed to its tool. `approval_id`: the approval this spends."""
 
@@ -98,7 +101,7 @@ class NewExecution:
     approval_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class ExecutionEnd:
     """An execution came to an end."""
 
@@ -107,7 +110,7 @@ class ExecutionEnd:
     outcome: ToolCallStatus
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class NewCheckpoint:
     """A checkpoint at the commit's last event."""
 
@@ -190,7 +193,7 @@ class TimerKind(StrEnum):
     CLOSE = "close"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Commit:
     """One atomic advance of a run."""
 

@@ -180,6 +180,11 @@ def _plain(outside: Outside, trap: Trap) -> list[AnyTool]:
 
 
 def _waiting(outside: Outside) -> list[AnyTool]:
+    def wait_at_gate(context: ToolContext) -> None:
+        gate, give_up = f"{context.run_id}-{context.execution}", time.monotonic() + WAIT_S
+        while not outside.is_open(gate) and time.monotonic() < give_up:
+            time.sleep(0.01)
+
     @tool
     async def hold(context: ToolContext) -> str:
         """Wait for a gate that nobody opens; stop when asked to."""
@@ -191,16 +196,16 @@ def _waiting(outside: Outside) -> list[AnyTool]:
     def pay_at_gate(amount: int, context: ToolContext) -> Returned:
         """Wait in a thread at the gate of this execution (the first one only), then pay once."""
         outside.began("pay_at_gate", context)
-        gate, give_up = f"{context.run_id}-{context.execution}", time.monotonic() + WAIT_S
-        while context.execution == 1 and not outside.is_open(gate) and time.monotonic() < give_up:
-            time.sleep(0.01)
+        if context.execution == 1:
+            wait_at_gate(context)
         outside.pay_once("pay_at_gate", context.effect_key, amount)
         return receipt(context.effect_key, amount)
 
-    @tool(idempotent=True, **WRITE)
+    @tool(idempotent=True, **SLOW_WRITE)
     def poison(context: ToolContext) -> None:
-        """End the whole process, as the kernel does to one without memory."""
+        """End the whole process once the gate is open, as the kernel does without memory."""
         outside.began("poison", context)
+        wait_at_gate(context)
         os._exit(137)
 
     return cast("list[AnyTool]", [hold, pay_at_gate, poison])

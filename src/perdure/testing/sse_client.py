@@ -137,6 +137,7 @@ class SseStream:
     is_clean: bool = False
     raw: bytearray = field(default_factory=bytearray)
     _wire: bytearray = field(default_factory=bytearray)
+    _chunk_left: int = 0
     _ready: list[SseEvent] = field(default_factory=list[SseEvent])
     _is_over: bool = False
     _has_ended: bool = False
@@ -193,15 +194,23 @@ class SseStream:
         self._ready += self.parser.feed(body)
 
     def _unchunk(self) -> bytes | None:
-        """Return the next chunk of the body, empty for the last; None until it is complete."""
-        head, found, rest = bytes(self._wire).partition(b"\r\n")
-        if not found:
-            return None
-        size = int(head, 16)
-        if len(rest) < size + 2:
-            return None
-        self._wire = bytearray(rest[size + 2 :])
-        return rest[:size]
+        """Return what has come of the body, also of half a chunk; empty at its end, None for none.
+
+        Like a browser's: what a chunk's cut leaves is read.
+        """
+        if not self._chunk_left:
+            start = 2 if self._wire.startswith(b"\r\n") else 0  # the end of the chunk before
+            end = self._wire.find(b"\r\n", start)
+            if end < 0:
+                return None
+            self._chunk_left = int(self._wire[start:end], 16)
+            del self._wire[: end + 2]
+            if not self._chunk_left:
+                return b""
+        body = bytes(self._wire[: self._chunk_left])
+        del self._wire[: self._chunk_left]
+        self._chunk_left -= len(body)
+        return body or None
 
 
 @dataclass(slots=True)
@@ -223,12 +232,16 @@ class SseClient:
         """Open a connection that goes on after the last event seen.
 
         `cut_after`: drop it after so many bytes of the body; `receive_buffer`: the socket's own.
+        Raises StreamInterrupted when it is lost before the answer's head, OSError without one.
         """
         async with await anyio.connect_tcp(self.host, self.port) as socket:
             if receive_buffer is not None:
                 _shrink(socket, receive_buffer)
-            await socket.send(self._request())
-            status, headers, rest = await _read_head(socket)
+            try:
+                await socket.send(self._request())
+                status, headers, rest = await _read_head(socket)
+            except (anyio.EndOfStream, anyio.BrokenResourceError):
+                raise StreamInterrupted(self.last_event_id, clean=False) from None
             parser = SseParser(last_event_id=self.last_event_id)
             stream = SseStream(
                 socket, parser, status, headers, cut_after, _returned_id=self.last_event_id
@@ -277,12 +290,12 @@ async def follow_to_the_end(client: SseClient, *, cuts: list[int] | None = None)
     pending = list(cuts or [])
     while True:
         cut_after = pending.pop(0) if pending else None
-        async with client.connect(cut_after=cut_after) as stream:
-            if stream.status == 204:
-                return found
-            try:
+        try:
+            async with client.connect(cut_after=cut_after) as stream:
+                if stream.status == 204:
+                    return found
                 while (event := await stream.next()) is not None:
                     found.append(event)
-            except StreamInterrupted:
-                continue
-            return found
+                return found
+        except StreamInterrupted:
+            await anyio.sleep(0.001)  # lets others work where all connections fail at once

@@ -36,18 +36,19 @@ def one_action(record: RunRecord) -> Found:
         seqs = [line.seq for line in lines]
         if seqs != [call.action_seq]:
             yield call.tool_call_id, f"its row names action {call.action_seq}, the log has {seqs}"
-        elif _differs(call, lines[0].data):
+        elif _differs(call, lines[0]):
             yield call.tool_call_id, f"its row and event {seqs[0]} differ"
     for call_id, lines in record.actions.items():
         if call_id not in record.calls_by_id:
             yield call_id, f"event {lines[0].seq} requests it, and it has no row"
 
 
-def _differs(call: ToolCallRow, data: object) -> bool:
+def _differs(call: ToolCallRow, line: LogLine) -> bool:
+    data = line.data
     return isinstance(data, ActionEvent) and (
         (call.tool, call.version, call.ordinal, call.side_effect, call.repeatable)
         != (data.tool, data.version, data.ordinal, data.side_effect, data.repeatable)
-        or (call.args_digest, call.effect_key) != (data.args_digest, data.effect_key)
+        or (call.args_digest, call.effect_key) != (line.args_digest, data.effect_key)
     )
 
 

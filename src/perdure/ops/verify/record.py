@@ -74,6 +74,8 @@ class LogLine:
     epoch: int
     schema_version: int
     data: EventData | Unknown | None
+    args_digest: str | None = None
+    """Of an `action`: taken before its arguments are dropped."""
 
     @property
     def name(self) -> str:
@@ -83,6 +85,7 @@ class LogLine:
 
 def line_of(event: RecordedEvent, data: EventData | Unknown | None) -> LogLine:
     """Return what the checks keep of an event."""
+    args_digest = data.args_digest if isinstance(data, ActionEvent) else None
     payloads = _PAYLOADS.get(type(data))
     if data is not None and payloads is not None and len(event.raw) > SMALL_EVENT_BYTES:
         data = data.model_copy(update=payloads)
@@ -95,6 +98,7 @@ def line_of(event: RecordedEvent, data: EventData | Unknown | None) -> LogLine:
         epoch=event.epoch,
         schema_version=event.schema_version,
         data=data,
+        args_digest=args_digest,
     )
 
 

@@ -135,6 +135,7 @@ class CancelContract(Contract):
     async def test_an_interrupt_can_be_raised_to_a_rollback(
         self, store: Store, reader: Reader
     ) -> None:
+        """R-9.1, decision 35."""
         held = await claimed(store)
         run_id = held.row.facts.run_id
         await store.request_cancel(run_id, cancel_wish())
@@ -198,6 +199,7 @@ class LateContract(Contract):
     async def test_a_late_result_is_recorded_once(
         self, store: Store, reader: Reader, clock: FakeClock
     ) -> None:
+        """R-9.3."""
         held = await claimed(store)
         row, call = await with_call(store, reader, held.row)
         clock.advance(3)

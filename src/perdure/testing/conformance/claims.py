@@ -42,6 +42,7 @@ class ClaimContract(Contract):
     async def test_a_claim_makes_the_worker_the_holder(
         self, store: Store, reader: Reader, clock: FakeClock
     ) -> None:
+        """R-12.1."""
         new = new_run()
         await store.insert_run(new)
         clock.advance(1)
@@ -233,6 +234,7 @@ class ClaimContract(Contract):
     async def test_eight_claimers_at_once_take_a_hundred_runs_once_each(
         self, store: Store, reader: Reader
     ) -> None:
+        """R-12.1."""
         new = [new_run() for _ in range(100)]
         for one in new:
             await store.insert_run(one)

@@ -58,6 +58,7 @@ class FenceContract(Contract):
     async def test_a_stale_token_writes_nothing(
         self, store: Store, reader: Reader, clock: FakeClock
     ) -> None:
+        """R-9.3."""
         old = await claimed(store)
         clock.advance(TTL_S)
         await store.requeue_expired(10)
@@ -125,6 +126,7 @@ class FenceContract(Contract):
         assert await look(reader, commit.run_id) == row
 
     async def test_a_stale_epoch_writes_nothing(self, store: Store, reader: Reader) -> None:
+        """R-9.3."""
         held = await claimed(store)
         run_id = held.row.facts.run_id
         await store.request_cancel(run_id, cancel_wish())
@@ -179,6 +181,7 @@ class FenceContract(Contract):
         assert isinstance(result, Refused)
 
     async def test_an_ended_run_takes_no_commit(self, store: Store, reader: Reader) -> None:
+        """R-2.2."""
         held = await claimed(store)
         run_id = held.row.facts.run_id
         row = await finish(store, reader, run_id)

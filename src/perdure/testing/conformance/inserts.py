@@ -142,6 +142,7 @@ class IdempotencyContract(Contract):
         assert await reader.list_messages(second.thread_id, after=0, limit=10) == []
 
     async def test_the_run_is_returned_as_it_stands_now(self, store: Store, reader: Reader) -> None:
+        """R-3.2, decision 34."""
         first = new_run(key="k")
         await store.insert_run(first)
         row = await finish(store, reader, first.run_id)
@@ -187,6 +188,7 @@ class IdempotencyContract(Contract):
     async def test_fifty_calls_at_once_with_one_key_make_one_run(
         self, store: Store, reader: Reader
     ) -> None:
+        """R-3.2."""
         found: list[Inserted] = []
 
         async def ask() -> None:
@@ -251,6 +253,7 @@ class ThreadContract(Contract):
     async def test_reject_raises_thread_busy_and_writes_nothing(
         self, store: Store, reader: Reader
     ) -> None:
+        """R-3.4."""
         first = new_run()
         await store.insert_run(first)
         second = new_run(thread_id=first.thread_id, strategy="reject")

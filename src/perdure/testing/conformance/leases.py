@@ -113,6 +113,7 @@ class LeaseContract(Contract):
     async def test_an_expired_run_is_taken_away_and_claimable_at_once(
         self, store: Store, reader: Reader, clock: FakeClock
     ) -> None:
+        """R-12.1."""
         held = await claimed(store)
         run_id = held.row.facts.run_id
         row = await advanced(store, reader, commit_of(held.row, note(), path=TO_EXECUTING))
@@ -148,6 +149,7 @@ class LeaseContract(Contract):
     async def test_a_run_whose_faults_reach_the_bound_is_left_to_its_closing(
         self, store: Store, reader: Reader, clock: FakeClock
     ) -> None:
+        """R-10.2."""
         held = await claimed(store, new_run(max_attempts=2))
         run_id = held.row.facts.run_id
         clock.advance(TTL_S)
@@ -235,6 +237,7 @@ class QuarantineContract(Contract):
     async def test_a_quarantined_run_is_parked_for_repair(
         self, store: Store, reader: Reader, clock: FakeClock
     ) -> None:
+        """R-7.7."""
         held = await claimed(store)
         run_id = held.row.facts.run_id
         clock.advance(1)

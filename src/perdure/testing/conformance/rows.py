@@ -313,6 +313,7 @@ class RowContract(Contract):
     async def test_content_is_kept_once_and_never_changed(
         self, store: Store, reader: Reader
     ) -> None:
+        """R-5.9."""
         held = await claimed(store)
         first = NewBlob(digest="8" * 64, media_type="text/plain", data=b"first")
         row = await advanced(store, reader, replace(commit_of(held.row), blobs=(first, first)))

@@ -43,6 +43,7 @@ class CommitContract(Contract):
     async def test_events_are_numbered_from_the_expected_seq_on(
         self, store: Store, reader: Reader, clock: FakeClock
     ) -> None:
+        """R-6.1."""
         held = await claimed(store)
         clock.advance(2)
         events = (note("a", [1], step_index=3), note("b", step_index=4))
@@ -240,6 +241,7 @@ class CommitContract(Contract):
     async def test_what_is_left_of_the_total_time_stands_while_a_person_is_waited_for(
         self, store: Store, reader: Reader, clock: FakeClock
     ) -> None:
+        """R-10.4."""
         held = await claimed(store, new_run(run_s=60.0))
         clock.advance(20)
         row = await advanced(store, reader, asking(held.row))

@@ -1,0 +1,140 @@
+"""Snippets of the documents run: Python blocks, and shell blocks that are marked with `run`.
+
+The blocks of a document share a folder and run in their order. A Python block whose first line is
+`# file: name.py` is kept under that name, so that later blocks can import it.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from perdure.ops.settings import Settings
+from perdure.protocol.events import EVENT_TYPES
+from perdure.telemetry.metrics import Metrics
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+WRITTEN = [page for page in PAGES if "reference" not in page.parts]
+
+_BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A fenced block of a document."""
+
+    language: str
+    marks: tuple[str, ...]
+    text: str
+
+
+def blocks_of(page: Path) -> list[Block]:
+    """Return the fenced blocks of a document, in order."""
+    found = _BLOCK.findall(page.read_text(encoding="utf-8"))
+    return [Block(language, tuple(marks.split()), text) for language, marks, text in found]
+
+
+def runnable(page: Path) -> list[Block]:
+    """Return the blocks that a test runs."""
+    return [
+        block for block in blocks_of(page) if block.language == "python" or "run" in block.marks
+    ]
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """Return an environment without settings from outside."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PERDURE_")}
+    return {
+        **kept,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{kept.get('PATH', '')}",
+        "XDG_CONFIG_HOME": str(folder / "config"),
+        "PYTHONPATH": str(folder),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PERDURE_LOG__LEVEL": "warning",
+        "NO_COLOR": "1",
+    }
+
+
+def run(folder: Path, *command: str, **extra: str) -> None:
+    """Run a command in a folder; fail with what it printed."""
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=environment(folder) | extra,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, f"{command[-1]}\n{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    "page", [page for page in WRITTEN if runnable(page)], ids=lambda page: page.name
+)
+def test_the_snippets_of_a_document_run(page: Path, tmp_path: Path) -> None:
+    """R-1.6 for the page of operations: its backup and restore are carried out."""
+    for number, block in enumerate(runnable(page)):
+        if block.language == "python":
+            first = block.text.partition("\n")[0]
+            name = (
+                first.removeprefix("# file: ") if first.startswith("# file: ") else f"s{number}.py"
+            )
+            (tmp_path / name).write_text(block.text, encoding="utf-8")
+            run(tmp_path, sys.executable, name)
+        else:
+            run(tmp_path, "sh", "-eu", "-c", block.text)
+
+
+def test_every_document_that_is_promised_is_there() -> None:
+    names = """quickstart concepts how-to/write-a-tool how-to/write-an-agent
+        how-to/answer-interrupts add-a-store add-a-binding operations glossary reference/cli
+        reference/settings reference/events reference/states reference/failures
+        reference/problems reference/invariants reference/spec-coverage"""
+    assert [name for name in names.split() if not (ROOT / "docs" / f"{name}.md").exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(page: Path) -> None:
+    text = _BLOCK.sub("", page.read_text(encoding="utf-8"))
+    broken = [link for link in _LINK.findall(text) if not (page.parent / link).exists()]
+    assert broken == []
+
+
+def test_the_commands_of_the_readme_are_targets_of_the_makefile() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "docs" / "quickstart.md"):
+        for target in re.findall(r"\bmake ([a-z][a-z-]*)", page.read_text(encoding="utf-8")):
+            assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def test_every_setting_is_documented() -> None:
+    page = (ROOT / "docs" / "reference" / "settings.md").read_text(encoding="utf-8")
+    names: list[str] = []
+    for name, field in Settings.model_fields.items():
+        inner = getattr(field.annotation, "model_fields", None)
+        names += [f"{name}.{key}" for key in inner] if inner else [name]
+    assert [name for name in names if f"`{name}`" not in page] == []
+
+
+def test_every_metric_is_in_the_page_of_operations() -> None:
+    page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    series = {metric.name for metric in Metrics().registry.collect()}
+    assert sorted(name for name in series if f"`{name}`" not in page) == []
+
+
+def test_the_glossary_has_the_objects_of_the_protocol() -> None:
+    page = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    words = ("run", "thread", "step", "tool call", "interrupt", "artifact", "checkpoint", "attempt")
+    assert [word for word in words if f"| {word} |" not in page] == []
+    assert "event" in page
+    assert EVENT_TYPES
