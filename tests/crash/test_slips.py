@@ -1,5 +1,6 @@
 """Faults of the engine that the acceptance scene found, each at the least distance that shows it."""
 
+import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -24,6 +25,7 @@ from perdure.store.sqlite import SqliteDatabase
 from perdure.testing.embedded import SETTINGS, Embedded, call, calls, embedded, scripted, unasked
 from perdure.testing.faults import Boundary, FaultyStore, Plan, Trap, When
 from perdure.testing.tools import ToolZoo
+from perdure.tools import Returned, succeeded, tool
 from tests.flow.world import assert_sound
 
 
@@ -195,3 +197,37 @@ async def test_a_view_is_of_one_moment_though_others_write_while_it_is_read(
 
 def _place(row: RunRow) -> tuple[int, int | None]:
     return row.hot.last_seq, row.hot.checkpoint_seq
+
+
+async def test_what_a_given_up_tool_says_before_its_lookup_is_recorded_is_late(
+    tmp_path: Path, zoo: ToolZoo
+) -> None:
+    """I50: the execution was given up at its timeout, though its call ended well by the lookup."""
+    noted = threading.Event()
+
+    def look(effect_key: str) -> Returned:
+        noted.wait(5)
+        return succeeded({"paid": 1}, external_ref=effect_key)
+
+    @tool(
+        name="never_answers",
+        side_effect="write",
+        idempotent=False,
+        timeout_s=0.1,
+        compensation="by hand",
+        lookup=look,
+    )
+    async def never_answers() -> None:
+        """Take effect, and answer only when it is given up."""
+        with anyio.CancelScope() as scope:
+            await anyio.sleep_forever()
+        del scope
+
+    zoo.registry.add(never_answers)
+    agent = once(call("never_answers"), "never_answers")
+    async with engine_over(tmp_path, [agent], zoo) as engine:
+        run_id = await engine.submit("once")
+        await engine.wait_event(run_id, "late")
+        noted.set()
+        row = await engine.wait_terminal(run_id)
+        assert row.hot.state is RunState.SUCCEEDED

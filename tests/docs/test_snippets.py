@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from perdure.ops.local_postgres import PROGRAMS_VARIABLE, local_postgres
 from perdure.ops.settings import Settings
 from perdure.protocol.events import EVENT_TYPES
 from perdure.telemetry.metrics import Metrics
@@ -95,6 +96,35 @@ def test_the_snippets_of_a_document_run(page: Path, tmp_path: Path) -> None:
             run(tmp_path, "sh", "-eu", "-c", block.text)
 
 
+def programs() -> Path | None:
+    """Return a folder of PostgreSQL's programs that has the dumping ones as well."""
+    folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+    wanted = ("pg_dump", "pg_restore", "initdb")
+    return next((at for at in folders if all((at / name).exists() for name in wanted)), None)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.skipif(programs() is None, reason="needs PostgreSQL's programs with pg_dump")
+def test_a_postgres_backup_is_restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R-1.6: the commands of the page of operations, on a server of their own version."""
+    folder = programs()
+    assert folder is not None
+    monkeypatch.setenv(PROGRAMS_VARIABLE, str(folder))
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ.get('PATH', '')}")
+    (block,) = [
+        block for block in blocks_of(ROOT / "docs" / "operations.md") if "postgres" in block.marks
+    ]
+    (tmp_path / "shop.py").write_text(blocks_of(ROOT / "docs" / "quickstart.md")[1].text)
+    with local_postgres() as server:
+        source, copy = server.create_database("source"), server.create_database("copy")
+        start = "perdure run shipper --input '\"one\"' --here --agents shop:registry --timeout 20 || test $? = 3"
+        run(tmp_path, "sh", "-eu", "-c", start, PERDURE_DB__URL=source)
+        run(tmp_path, "sh", "-eu", "-c", block.text, PERDURE_DB__URL=source, RESTORE_URL=copy)
+        shown = "perdure runs list --json | grep -q waiting_human"
+        run(tmp_path, "sh", "-eu", "-c", shown, PERDURE_DB__URL=copy)
+
+
 def test_every_document_that_is_promised_is_there() -> None:
     names = """quickstart concepts how-to/write-a-tool how-to/write-an-agent
         how-to/answer-interrupts add-a-store add-a-binding operations glossary reference/cli
@@ -113,8 +143,27 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_the_commands_of_the_readme_are_targets_of_the_makefile() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "docs" / "quickstart.md"):
-        for target in re.findall(r"\bmake ([a-z][a-z-]*)", page.read_text(encoding="utf-8")):
+        for target in re.findall(
+            r"(?:^|`)make ([a-z][a-z-]*)", page.read_text(encoding="utf-8"), re.MULTILINE
+        ):
             assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def test_every_path_of_the_api_that_a_document_names_is_served() -> None:
+    served = (ROOT / "docs" / "reference" / "openapi.json").read_text(encoding="utf-8")
+    known = {re.sub(r"\{\w+\}", "*", path) for path in re.findall(r'"(/v1/[^"]*)"', served)}
+    for page in WRITTEN:
+        for path in re.findall(r"/v1/[\w/{}…]+", page.read_text(encoding="utf-8")):
+            parts = path.strip("/").split("/")
+            fits = [
+                pattern
+                for pattern in known
+                if len(parts) == len(pattern.strip("/").split("/"))
+                and all(
+                    b in {"*", a} for a, b in zip(parts, pattern.strip("/").split("/"), strict=True)
+                )
+            ]
+            assert fits, f"{page.name}: {path}"
 
 
 def test_every_setting_is_documented() -> None:

@@ -1,5 +1,6 @@
 """The statements of the SQLite adapter: all are used, none of the hot ones walks a table."""
 
+import re
 import sqlite3
 from collections.abc import Iterator
 from importlib.resources import files
@@ -37,6 +38,10 @@ SORTS = {
 """What may sort what it found."""
 
 
+GIVEN = re.compile(r"json_each|CONSTANT ROW|^SCAN v$|^SCAN \(subquery")
+"""Walks over the values that a statement was given."""
+
+
 @pytest.fixture(scope="module")
 def schema() -> Iterator[sqlite3.Connection]:
     """An empty database with the schema."""
@@ -61,7 +66,7 @@ def plan_of(connection: sqlite3.Connection, statement: str) -> list[str]:
 
 @pytest.mark.parametrize("name", sorted(SQL))
 def test_statements_find_their_rows_by_an_index(schema: sqlite3.Connection, name: str) -> None:
-    plan = [line for line in plan_of(schema, SQL[name]) if "json_each" not in line]
+    plan = [line for line in plan_of(schema, SQL[name]) if not GIVEN.search(line)]
     if name not in WALKS:
         assert [line for line in plan if line.startswith("SCAN")] == []
     if name not in SORTS:

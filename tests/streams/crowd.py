@@ -11,7 +11,7 @@ from pydantic import JsonValue
 from perdure.protocol.codec import decode
 from perdure.protocol.events import RecordedEvent
 from perdure.store.ports import Reader
-from perdure.testing.sse_client import SseClient, SseEvent, StreamInterrupted
+from perdure.testing.sse_client import SseClient, SseEvent, SseStream, StreamInterrupted
 
 PAGE = 200
 CUT_BYTES_MAX = 4000
@@ -65,6 +65,16 @@ class Viewer:
         """Connect once more and return the status of the answer."""
         async with self.client.connect() as stream:
             return stream.status
+
+
+async def is_cut(stream: SseStream, seen: list[SseEvent]) -> bool:
+    """Read a stream to where it ends; tell whether that is before the end of its run."""
+    try:
+        while (event := await stream.next()) is not None:
+            seen.append(event)
+    except StreamInterrupted:
+        return True
+    return False
 
 
 async def stored_log(reader: Reader, run_id: str) -> list[RecordedEvent]:

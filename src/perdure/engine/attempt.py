@@ -48,7 +48,14 @@ from perdure.protocol.states import (
     RunState,
     Transition,
 )
-from perdure.store.commits import Behind, CancelRequested, Committed, LeaseLost, Refused
+from perdure.store.commits import (
+    Behind,
+    CancelRequested,
+    Commit,
+    Committed,
+    LeaseLost,
+    Refused,
+)
 
 ATTEMPT_RETRY = RetryPolicy(attempts_max=20, backoff_s=1.0, backoff_max_s=60.0)
 RESEND_S = 0.2
@@ -311,12 +318,23 @@ class Attempt:
         """
         commit = draft.build()
         self.check_lease()
+        try:
+            return await self.around.committer.commit(commit)
+        except (Unavailable, StoreFull):
+            self.check_lease()
+        with anyio.CancelScope(shield=True):
+            return await self._send_again(commit)
+        raise AssertionError("a shielded scope is never cancelled")
+
+    async def _send_again(
+        self, commit: Commit
+    ) -> Committed | Behind | CancelRequested | LeaseLost | Refused:
         while True:
+            await anyio.sleep(RESEND_S * (1 + self.core.chance.random()))
             try:
                 return await self.around.committer.commit(commit)
             except (Unavailable, StoreFull):
                 self.check_lease()
-                await anyio.sleep(RESEND_S * (1 + self.core.chance.random()))
 
     async def _loaded(self) -> RunView:
         row = await self.core.reader.find_run(None, self.view.facts.run_id)

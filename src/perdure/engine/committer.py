@@ -6,7 +6,6 @@ commit's answer is its own; the batch is only how it travels.
 
 import asyncio
 from collections import deque
-from contextlib import suppress
 from dataclasses import dataclass
 
 import anyio
@@ -52,8 +51,8 @@ class Committer:
         After Unavailable the outcome is unknown: send the same commit again. Raises LeaseGone
         when `run` was cancelled: the worker is going down and nobody would answer.
 
-        A caller that is cancelled meanwhile still waits for the answer and only then learns of
-        its cancellation: nothing of it is on its way any more when this ends.
+        A caller that is cancelled meanwhile gets the answer all the same, and its cancellation at
+        its next checkpoint: nothing of it is on its way any more when this ends.
         """
         if self._stopped:
             raise LeaseGone
@@ -64,10 +63,11 @@ class Committer:
         try:
             return await waiting.answer
         except asyncio.CancelledError:
-            if waiting.answer.cancelled():
-                waiting.answer = loop.create_future()
-                with anyio.CancelScope(shield=True), suppress(Exception):
-                    await waiting.answer
+            if not waiting.answer.cancelled():
+                raise
+            waiting.answer = loop.create_future()
+            with anyio.CancelScope(shield=True):
+                return await waiting.answer
             raise
 
     async def run(self) -> None:

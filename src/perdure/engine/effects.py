@@ -33,7 +33,6 @@ from perdure.protocol.states import ToolCallStatus
 from perdure.protocol.tools import ToolSpec
 from perdure.store.commits import CallUpdate, NewExecution
 
-
 NO_CALLBACKS = runtime_result(
     ToolCallStatus.FAILED,
     FailureCode.TOOL_RESULT_INVALID,

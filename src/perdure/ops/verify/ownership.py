@@ -4,7 +4,13 @@ from itertools import pairwise
 
 from perdure.ops.verify.checks import Found, rule
 from perdure.ops.verify.record import LogLine, RunRecord
-from perdure.protocol.events import AttemptEvent, InterruptEvent, LateEvent, StepEvent
+from perdure.protocol.events import (
+    AttemptEvent,
+    InterruptEvent,
+    LateEvent,
+    ResultEvent,
+    StepEvent,
+)
 from perdure.protocol.records import ExecutionRow
 from perdure.protocol.states import (
     FAULT_ENDS,
@@ -169,7 +175,13 @@ def _had_result(record: RunRecord, line: LogLine, data: LateEvent) -> bool:
 
 
 def _was_given_up(record: RunRecord, line: LogLine, data: LateEvent) -> bool:
-    """Tell whether the execution ended without its tool; the end may be written after the fact."""
+    """Tell whether the execution ended without its tool; the end may be written after the fact.
+
+    It did when the call's result is known by a lookup: its tool had not answered in time.
+    """
+    results = record.results.get(data.tool_call_id, [])
+    if any(isinstance(r.data, ResultEvent) and r.data.by == "lookup" for r in results):
+        return True
     for row in record.executions_by_call.get(data.tool_call_id, []):
         if row.number == data.execution:
             return row.outcome in _GIVEN_UP or _ended_before(row, line)

@@ -5,6 +5,7 @@ because other jobs share its transaction.
 """
 
 from collections.abc import Sequence
+from typing import Final
 
 from perdure.protocol.base import to_micros
 from perdure.protocol.codec import encode
@@ -37,6 +38,9 @@ from perdure.store.sqlite.rows import (
     unpack_digest,
 )
 from perdure.store.sqlite.transaction import NO_REF, Transaction
+
+_FIRST: Final = 1
+"""The position of the first message of a thread."""
 
 
 def insert_run(tx: Transaction, new: NewRun) -> Inserted:
@@ -79,12 +83,11 @@ def _enter_thread(tx: Transaction, new: NewRun, run: bytes, thread: bytes) -> bo
         if row is not None:
             raise Conflict("the thread exists")
         insert_thread(tx, _new_thread(tx, new))
-        tx.run("activate_thread", run, thread)
         return False
     if row is None or tx.one("find_thread", thread, new.tenant_id) is None:
         raise NotFound("no such thread")
     if row[0] is None:
-        tx.run("activate_thread", run, thread)
+        tx.run("activate_thread", thread, None, run)
         return False
     if new.options.multitask_strategy == "reject":
         raise ThreadBusy("the thread has an active run", details={"run_id": f"run_{row[0].hex()}"})
@@ -92,6 +95,7 @@ def _enter_thread(tx: Transaction, new: NewRun, run: bytes, thread: bytes) -> bo
 
 
 def _new_thread(tx: Transaction, new: NewRun) -> ThreadRow:
+    """Return the thread of a run as that run's input leaves it."""
     return ThreadRow(
         thread_id=new.thread_id,
         tenant_id=new.tenant_id,
@@ -99,17 +103,15 @@ def _new_thread(tx: Transaction, new: NewRun) -> ThreadRow:
         metadata={},
         participants=[],
         capabilities=[],
-        active_run_id=None,
-        last_position=0,
+        active_run_id=new.run_id,
+        last_position=_FIRST,
         created_at=tx.now,
         updated_at=tx.now,
     )
 
 
 def _add_input(tx: Transaction, new: NewRun, run: bytes, thread: bytes) -> int:
-    place = tx.one("next_position", tx.now_micros, thread, new.tenant_id)
-    assert place is not None, "the thread was found or made"
-    position: int = place[0]
+    position = _FIRST if new.creates_thread else _next_position(tx, new, thread)
     tx.run(
         "insert_message",
         thread,
@@ -123,6 +125,13 @@ def _add_input(tx: Transaction, new: NewRun, run: bytes, thread: bytes) -> int:
         tx.now_micros,
         None,
     )
+    return position
+
+
+def _next_position(tx: Transaction, new: NewRun, thread: bytes) -> int:
+    place = tx.one("next_position", tx.now_micros, thread, new.tenant_id)
+    assert place is not None, "the thread was found"
+    position: int = place[0]
     return position
 
 

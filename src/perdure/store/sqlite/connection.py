@@ -20,7 +20,7 @@ SQLITE_VERSION_MIN: Final = (3, 37, 0)
 
 BUSY_MS: Final = 2_000
 BUSY_DEADLINE_S: Final = 10.0
-CACHED_STATEMENTS: Final = 256
+CACHED_STATEMENTS: Final = 512
 
 Synchronous = Literal["full", "off"]
 

@@ -7,6 +7,7 @@ return.
 import heapq
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from perdure.protocol.base import to_micros
 from perdure.protocol.errors import NotFound
@@ -32,7 +33,8 @@ from perdure.store.sqlite.rows import (
     read_facts,
     read_kept,
 )
-from perdure.store.sqlite.transaction import Transaction
+from perdure.store.sqlite.transaction import Transaction, pack_own_event
+from perdure.store.sqlite.wide import Values, ask_rows, write_rows
 
 
 def claim_runs(tx: Transaction, want: ClaimWant) -> list[Claimed]:
@@ -44,26 +46,42 @@ def claim_runs(tx: Transaction, want: ClaimWant) -> list[Claimed]:
             "claim_candidates", queue, tx.now_micros, want.runtime_version, serves, want.limit
         )
     first = heapq.nsmallest(want.limit, found, key=lambda row: (-row[1], row[2], row[0]))
-    return [_take(tx, row[0], want) for row in first]
+    taken = [_take(tx, row[0], want) for row in first]
+    write_rows(tx.db, "delete_ready", [(row[0],) for row in first])
+    write_rows(tx.db, "insert_attempt", [one.attempt for one in taken])
+    write_rows(tx.db, "insert_event", [one.event for one in taken])
+    return [one.claimed for one in taken]
 
 
-def _take(tx: Transaction, run: bytes, want: ClaimWant) -> Claimed:
+@dataclass(slots=True)
+class _Taken:
+    """A run that was taken, and the rows that tell of it."""
+
+    claimed: Claimed
+    attempt: Values
+    event: Values
+
+
+def _take(tx: Transaction, run: bytes, want: ClaimWant) -> _Taken:
     row = tx.one("find_run", run, None)
     assert row is not None, "an entry in ready has its run"
     before = read_kept(row[FACTS_WIDTH:])
-    ended = tx.one("find_attempt_end", run, before.hot.attempt)
+    ended = tx.one("find_attempt_end", run, before.hot.attempt) if before.hot.attempt else None
     hot = rules.take(before.hot, want, tx.now)
     _save(tx, run, before, hot)
-    tx.run("delete_ready", run)
-    at = to_micros(hot.updated_at)
-    tx.run("insert_attempt", run, hot.attempt, hot.lease_token, want.worker_id, at)
     previous = None if ended is None else maybe(AttemptEnd, ended[0])
-    tx.append(run, hot, rules.claim_event(hot, want.worker_id, previous), hot.step_index)
-    return Claimed(
+    event = rules.claim_event(hot, want.worker_id, previous)
+    claimed = Claimed(
         row=RunRow(facts=read_facts(row), hot=hot),
         token=hot.lease_token,
         input_position=row[INPUT_POSITION],
         deadline_in_s=rules.seconds_left(hot, tx.now),
+    )
+    at = to_micros(hot.updated_at)
+    return _Taken(
+        claimed=claimed,
+        attempt=(run, hot.attempt, hot.lease_token, want.worker_id, at),
+        event=pack_own_event(run, hot, event, hot.step_index),
     )
 
 
@@ -76,15 +94,22 @@ def renew_leases(
 ) -> list[Renewal]:
     """Prolong what the worker holds, an expired lease that nobody took away too."""
     expires_at = to_micros(rules.after(tx.now, ttl_s))
+    runs = [pack_id(lease.run_id) for lease in leases]
+    wanted = [
+        (place, run, lease.token, worker_id)
+        for place, (run, lease) in enumerate(zip(runs, leases, strict=True))
+    ]
+    found: dict[int, tuple[int, int]] = {
+        place: (epoch, held)
+        for answer in ask_rows(tx.db, "find_epoch", wanted)
+        for place, epoch, held in json.loads(answer)
+    }
+    renewed = [(runs[place], expires_at) for place, (_, held) in found.items() if held]
+    write_rows(tx.db, "renew_lease", renewed)
     answers: list[Renewal] = []
-    for lease in leases:
-        run = pack_id(lease.run_id)
-        row = tx.one("renew_lease", expires_at, run, lease.token, worker_id)
-        held = row is not None
-        if row is None:
-            row = tx.one("find_epoch", run)
-        epoch = 0 if row is None else row[0]
-        answers.append(Renewal(run_id=lease.run_id, held=held, cancel_epoch=epoch))
+    for place, lease in enumerate(leases):
+        epoch, held = found.get(place, (0, 0))
+        answers.append(Renewal(run_id=lease.run_id, held=bool(held), cancel_epoch=epoch))
     return answers
 
 

@@ -30,7 +30,7 @@ from perdure.store.commits import (
 )
 from perdure.store.rules import check_batch
 from perdure.store.sqlite import admission, moves
-from perdure.store.sqlite.committing import Prepared, prepare
+from perdure.store.sqlite.prepared import Prepared, prepare
 from perdure.store.sqlite.transaction import Transaction
 from perdure.store.sqlite.writer import Writer
 

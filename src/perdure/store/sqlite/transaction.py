@@ -4,6 +4,7 @@ import sqlite3
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from perdure.protocol.base import SCHEMA_VERSION, to_micros
 from perdure.protocol.events import TYPE_NUMBER, EventData, NewEvent
@@ -48,25 +49,13 @@ class Transaction:
 
     def append(self, run: bytes, hot: RunHot, data: EventData, step_index: int) -> None:
         """Append one event of the store's own; the hot row is already as it leaves it."""
-        event = NewEvent(data=data, step_index=step_index)
-        self.run(
-            "insert_event",
-            run,
-            hot.last_seq,
-            TYPE_NUMBER[data.type],
-            step_index,
-            to_micros(hot.updated_at),
-            hot.attempt,
-            hot.cancel_epoch,
-            SCHEMA_VERSION,
-            event.encoded(),
-        )
+        self.run("insert_event", *pack_own_event(run, hot, data, step_index))
 
     def end_attempt(self, run: bytes, hot: RunHot, reason: AttemptEnd) -> None:
         """End the running attempt, with the last commit that its holder wrote."""
         commit_id = maybe(pack_id, hot.last_commit_id)
         at = to_micros(hot.updated_at)
-        self.run("end_attempt", at, reason.value, commit_id, run, hot.attempt)
+        self.run("end_attempt", run, hot.attempt, at, reason.value, commit_id)
 
     def set_ready(self, run: bytes, at: int) -> None:
         """Give the run its entry in `ready`; it must have none."""
@@ -89,14 +78,14 @@ class Transaction:
         self.run("delete_timers", run)
         active = self.one("find_active_run", thread)
         if active is not None and active[0] == run:
-            self._hand_over(thread)
+            self._hand_over(thread, run)
         else:
             self.run("leave_thread_queue", thread, run)
 
-    def _hand_over(self, thread: bytes) -> None:
+    def _hand_over(self, thread: bytes, ended: bytes) -> None:
         """Make the thread's oldest waiting run the active one, and claimable if it queued."""
         row = self.one("next_thread_run", thread)
-        self.run("activate_thread", None if row is None else row[0], thread)
+        self.run("activate_thread", thread, ended, None if row is None else row[0])
         if row is None:
             return
         run: bytes = row[0]
@@ -106,3 +95,18 @@ class Transaction:
             hot = next_in_thread(kept.hot, self.now)
             self.save(run, Kept(hot=hot, deadline_left=kept.deadline_left))
             self.set_ready(run, self.now_micros)
+
+
+def pack_own_event(run: bytes, hot: RunHot, data: EventData, step_index: int) -> tuple[Any, ...]:
+    """Return the row of an event of the store's own; `hot` is the row as it leaves it."""
+    return (
+        run,
+        hot.last_seq,
+        TYPE_NUMBER[data.type],
+        step_index,
+        to_micros(hot.updated_at),
+        hot.attempt,
+        hot.cancel_epoch,
+        SCHEMA_VERSION,
+        NewEvent(data=data, step_index=step_index).encoded(),
+    )

@@ -21,13 +21,14 @@ from typing import Any, Final, TypeVar
 from perdure.protocol.base import to_micros
 from perdure.protocol.errors import PerdureError, Unavailable
 from perdure.store.commits import CommitResult, Refused
-from perdure.store.sqlite.committing import Attempts, Prepared, write_commits
+from perdure.store.sqlite.committing import write_commits
 from perdure.store.sqlite.connection import (
     BUSY_DEADLINE_S,
     begin_immediate,
     is_data_error,
     translate,
 )
+from perdure.store.sqlite.prepared import Prepared
 from perdure.store.sqlite.transaction import Transaction
 
 BATCH_MAX: Final = 128
@@ -68,7 +69,6 @@ class Writer:
     _jobs: deque[Job] = field(default_factory=deque[Job])
     _ready: threading.Condition = field(default_factory=threading.Condition)
     _open: bool = False
-    _attempts: Attempts = field(default_factory=Attempts)
     _thread: threading.Thread | None = None
 
     def start(self, connection: sqlite3.Connection) -> None:
@@ -136,7 +136,7 @@ class Writer:
 
     def _run_batch(self, db: sqlite3.Connection, batch: list[Job]) -> list[Outcome]:
         try:
-            return self._in_transaction(db, lambda tx: _run_all(tx, batch, self._attempts))
+            return self._in_transaction(db, lambda tx: _run_all(tx, batch))
         except PerdureError:
             raise
         except Exception as error:
@@ -170,9 +170,7 @@ class Writer:
 
     def _commit_single(self, db: sqlite3.Connection, prepared: Prepared) -> CommitResult:
         try:
-            return self._in_transaction(
-                db, lambda tx: write_commits(tx, [prepared], self._attempts)
-            )[0]
+            return self._in_transaction(db, lambda tx: write_commits(tx, [prepared]))[0]
         except Exception as error:
             if not is_data_error(error):
                 raise
@@ -184,7 +182,7 @@ def _is_full(error: Exception) -> bool:
     return code == sqlite3.SQLITE_FULL
 
 
-def _run_all(tx: Transaction, batch: Iterable[Job], attempts: Attempts) -> list[Outcome]:
+def _run_all(tx: Transaction, batch: Iterable[Job]) -> list[Outcome]:
     """Run all jobs of a batch in one transaction, the commits of all together at the end.
 
     An error of ours is an answer: jobs raise them before they write anything.
@@ -199,7 +197,7 @@ def _run_all(tx: Transaction, batch: Iterable[Job], attempts: Attempts) -> list[
             outcomes.append(Outcome(job, value=job.work(tx)))
         except PerdureError as error:
             outcomes.append(Outcome(job, error=error))
-    results = write_commits(tx, [one for job in committing for one in job.commits], attempts)
+    results = write_commits(tx, [one for job in committing for one in job.commits])
     start = 0
     for job in committing:
         end = start + len(job.commits)

@@ -2,7 +2,7 @@
 
 -- name: insert_event
 INSERT INTO events (run_id, seq, type, step_index, at, attempt, epoch, schema_version, data)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?);
+SELECT * FROM (VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)) WHERE column1 IS NOT NULL;
 
 -- name: events_after
 SELECT seq, type, step_index, at, attempt, epoch, schema_version, data
@@ -13,7 +13,7 @@ LIMIT ?;
 
 -- name: upsert_step
 INSERT INTO steps (run_id, step_index, status, first_seq, last_seq, started_at, ended_at)
-VALUES (?, ?, ?, ?, ?, ?, ?)
+SELECT * FROM (VALUES (?, ?, ?, ?, ?, ?, ?)) WHERE column1 IS NOT NULL
 ON CONFLICT (run_id, step_index) DO UPDATE SET
     status = excluded.status,
     last_seq = coalesce(excluded.last_seq, steps.last_seq),
@@ -33,15 +33,21 @@ INSERT INTO tool_calls (
     tool_call_id, run_id, step_index, ordinal, tool, version, side_effect, repeatable,
     needs_approval, status, args_digest, effective_digest, effect_key, external_ref, action_seq,
     result_seq
-) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+)
+SELECT * FROM (VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?))
+WHERE column1 IS NOT NULL;
 
 -- name: update_tool_call
+WITH v (tool_call_id, run_id, status, effective_digest, external_ref, result_seq) AS (
+    VALUES (?, ?, ?, ?, ?, ?)
+)
 UPDATE tool_calls SET
-    status = ?,
-    effective_digest = coalesce(?, effective_digest),
-    external_ref = coalesce(?, external_ref),
-    result_seq = coalesce(?, result_seq)
-WHERE tool_call_id = ? AND run_id = ?;
+    status = v.status,
+    effective_digest = coalesce(v.effective_digest, tool_calls.effective_digest),
+    external_ref = coalesce(v.external_ref, tool_calls.external_ref),
+    result_seq = coalesce(v.result_seq, tool_calls.result_seq)
+FROM v
+WHERE tool_calls.tool_call_id = v.tool_call_id AND tool_calls.run_id = v.run_id;
 
 -- name: list_tool_calls
 SELECT
@@ -65,17 +71,27 @@ WHERE c.tool_call_id = ? AND r.tenant_id = ?;
 -- name: insert_first_execution
 -- Of a call of the same commit.
 INSERT INTO tool_executions (run_id, tool_call_id, number, attempt, args_digest, started_at)
-VALUES (?, ?, ?, ?, ?, ?);
+SELECT * FROM (VALUES (?, ?, ?, ?, ?, ?)) WHERE column1 IS NOT NULL;
 
 -- name: insert_execution
 -- No row: there is no such call.
+WITH v (run_id, tool_call_id, number, attempt, args_digest, started_at) AS (
+    VALUES (?, ?, ?, ?, ?, ?)
+)
 INSERT INTO tool_executions (run_id, tool_call_id, number, attempt, args_digest, started_at)
-SELECT run_id, tool_call_id, ?3, ?4, nullif(?5, args_digest), ?6 FROM tool_calls
-WHERE tool_call_id = ?2 AND run_id = ?1;
+SELECT
+    c.run_id, c.tool_call_id, v.number, v.attempt, nullif(v.args_digest, c.args_digest),
+    v.started_at
+FROM v
+CROSS JOIN tool_calls AS c ON c.tool_call_id = v.tool_call_id AND c.run_id = v.run_id;
 
 -- name: end_execution
-UPDATE tool_executions SET ended_at = ?, outcome = ?
-WHERE run_id = ? AND tool_call_id = ? AND number = ?;
+WITH v (run_id, tool_call_id, number, ended_at, outcome) AS (VALUES (?, ?, ?, ?, ?))
+UPDATE tool_executions SET ended_at = v.ended_at, outcome = v.outcome
+FROM v
+WHERE
+    tool_executions.run_id = v.run_id AND tool_executions.tool_call_id = v.tool_call_id
+    AND tool_executions.number = v.number;
 
 -- name: list_executions
 SELECT
@@ -101,7 +117,8 @@ ORDER BY e.number, e.tool_call_id;
 INSERT INTO checkpoints (
     checkpoint_id, run_id, seq, parent_seq, step_index, attempt, epoch, schema_version, digest,
     created_at, agent_state
-) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+)
+SELECT * FROM (VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)) WHERE column1 IS NOT NULL;
 
 -- name: list_checkpoints
 SELECT

@@ -23,7 +23,16 @@ ORDER BY thread_id DESC
 LIMIT ?;
 
 -- name: activate_thread
-UPDATE threads SET active_run_id = ? WHERE thread_id = ?;
+-- From one active run to the next; to none only when no run waits for the thread.
+WITH v (thread_id, was, becomes) AS (VALUES (?, ?, ?))
+UPDATE threads SET active_run_id = v.becomes
+FROM v
+WHERE
+    threads.thread_id = v.thread_id AND threads.active_run_id IS v.was
+    AND (
+        v.becomes IS NOT NULL
+        OR NOT EXISTS (SELECT 1 FROM thread_queue AS q WHERE q.thread_id = v.thread_id)
+    );
 
 -- name: find_active_run
 SELECT active_run_id FROM threads WHERE thread_id = ?;

@@ -9,7 +9,7 @@ FROM runs
 WHERE run_id = ?1;
 
 -- name: delete_ready
-DELETE FROM ready WHERE run_id = ?;
+DELETE FROM ready WHERE run_id IN (VALUES (?));
 
 -- name: claim_candidates
 SELECT run_id, priority, available_at FROM ready
@@ -38,11 +38,15 @@ WHERE thread_id = ? AND run_id = ?;
 SELECT run_id FROM thread_queue WHERE thread_id = ? ORDER BY position LIMIT 1;
 
 -- name: insert_attempt
-INSERT INTO attempts (run_id, attempt, token, worker_id, started_at) VALUES (?, ?, ?, ?, ?);
+INSERT INTO attempts (run_id, attempt, token, worker_id, started_at)
+SELECT * FROM (VALUES (?, ?, ?, ?, ?)) WHERE column1 IS NOT NULL;
 
 -- name: end_attempt
-UPDATE attempts SET ended_at = ?, end_reason = ?, last_commit_id = ?
-WHERE run_id = ? AND attempt = ?;
+WITH v (run_id, attempt, ended_at, end_reason, last_commit_id) AS (VALUES (?, ?, ?, ?, ?))
+UPDATE attempts SET
+    ended_at = v.ended_at, end_reason = v.end_reason, last_commit_id = v.last_commit_id
+FROM v
+WHERE attempts.run_id = v.run_id AND attempts.attempt = v.attempt;
 
 -- name: find_attempt_end
 SELECT end_reason FROM attempts WHERE run_id = ? AND attempt = ?;
@@ -61,7 +65,7 @@ ON CONFLICT (run_id, kind, ref) DO UPDATE SET due_at = excluded.due_at;
 DELETE FROM timers WHERE run_id = ? AND kind = ? AND ref = ?;
 
 -- name: delete_timers
-DELETE FROM timers WHERE run_id = ?;
+DELETE FROM timers WHERE run_id IN (VALUES (?));
 
 -- name: due_timers
 SELECT t.run_id, t.kind, t.ref

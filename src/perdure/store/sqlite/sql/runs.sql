@@ -55,26 +55,65 @@ UPDATE run_state SET
     deadline_left = ?
 WHERE run_id = ?;
 
--- name: advance_run
--- The fence and the advance in one: a holder's step that keeps its lease, between planning and
--- executing. No row: somebody else wrote, or the clock went back; load_hot tells.
--- Without RETURNING, which costs a third of the statement: the writer knows the attempt.
-UPDATE run_state SET
-    state = ?, step_index = ?, last_seq = last_seq + ?, faults = ?, parked_on = ?,
-    waiting_kind = ?, code = ?, open_calls = ?, open_interrupts = ?, open_children = ?,
-    model_calls = ?, tool_calls = ?, input_tokens = ?, output_tokens = ?, cost = ?,
-    waiting_ms = ?, retries = ?, checkpoint_seq = ?, updated_at = ?, last_commit_id = ?
+-- name: find_leases
+-- The fence: which of these commits their holders may write, as JSON [[place, attempt, thread]],
+-- the thread only where the run ends. One value: each row of an answer is a call of the driver.
+-- One that is missing: somebody else wrote, or the clock went back; load_hot tells.
+WITH v (place, run_id, token, epoch, state, seq, now, commit_id, ends) AS (
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+)
+SELECT json_group_array(json_array(v.place, s.attempt, CASE WHEN v.ends THEN (
+    SELECT hex(r.thread_id) FROM runs AS r WHERE r.run_id = v.run_id
+) END))
+FROM v CROSS JOIN run_state AS s ON s.run_id = v.run_id
 WHERE
-    run_id = ? AND lease_token = ? AND cancel_epoch = ? AND state = ? AND last_seq = ?
-    AND lease_owner IS NOT NULL AND updated_at <= ? AND last_commit_id IS NOT ?;
+    s.lease_token = v.token AND s.cancel_epoch = v.epoch AND s.state = v.state
+    AND s.last_seq = v.seq AND s.lease_owner IS NOT NULL AND s.updated_at <= v.now
+    AND s.last_commit_id IS NOT v.commit_id;
+
+-- name: move_runs
+-- Of runs that end, what has an index: apart, so that no other step touches it.
+WITH v (run_id, finished_at) AS (VALUES (?, ?))
+UPDATE run_state SET
+    lease_owner = NULL, lease_expires_at = NULL, finished_at = v.finished_at, wake_at = NULL
+FROM v
+WHERE run_state.run_id = v.run_id;
+
+-- name: advance_run
+-- Of runs whose holders passed find_leases in the same transaction.
+WITH v (
+    run_id, state, step_index, events, faults, parked_on, waiting_kind, code, open_calls,
+    open_interrupts, open_children, model_calls, tool_calls, input_tokens, output_tokens, cost,
+    waiting_ms, retries, checkpoint_seq, now, commit_id, started_at, terminal_seq
+) AS (
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+)
+UPDATE run_state SET
+    state = v.state, step_index = v.step_index, last_seq = run_state.last_seq + v.events,
+    faults = v.faults, parked_on = v.parked_on, waiting_kind = v.waiting_kind, code = v.code,
+    open_calls = v.open_calls, open_interrupts = v.open_interrupts,
+    open_children = v.open_children, model_calls = v.model_calls, tool_calls = v.tool_calls,
+    input_tokens = v.input_tokens, output_tokens = v.output_tokens, cost = v.cost,
+    waiting_ms = v.waiting_ms, retries = v.retries, checkpoint_seq = v.checkpoint_seq,
+    updated_at = v.now, last_commit_id = v.commit_id,
+    started_at = coalesce(run_state.started_at, v.started_at), terminal_seq = v.terminal_seq
+FROM v
+WHERE run_state.run_id = v.run_id;
 
 -- name: renew_lease
-UPDATE run_state SET lease_expires_at = ?
-WHERE run_id = ? AND lease_token = ? AND lease_owner = ?
-RETURNING cancel_epoch;
+-- Of leases that find_epoch found held in the same transaction.
+WITH v (run_id, expires_at) AS (VALUES (?, ?))
+UPDATE run_state SET lease_expires_at = v.expires_at
+FROM v
+WHERE run_state.run_id = v.run_id;
 
 -- name: find_epoch
-SELECT cancel_epoch FROM run_state WHERE run_id = ?;
+-- As JSON [[place, epoch, held]]; one value, because each row of an answer is a call of the driver.
+WITH v (place, run_id, token, owner) AS (VALUES (?, ?, ?, ?))
+SELECT json_group_array(
+    json_array(v.place, s.cancel_epoch, s.lease_token = v.token AND s.lease_owner IS v.owner)
+)
+FROM v CROSS JOIN run_state AS s ON s.run_id = v.run_id;
 
 -- name: expired_leases
 SELECT run_id FROM run_state
