@@ -92,12 +92,17 @@ test-node: $(VENV)/.dev  ## tests with JavaScript clients; needs node and npm
 crash: $(VENV)/.dev  ## the long kill -9 campaign
 	$(BIN)/python -m pytest tests/crash -m crash_full $(ARGS)
 
+# Off: 102 (awaits in finally stand in shielded scopes with a limit, which it cannot see through
+# helpers), 106 (a style of import), 114 (knows the name `start` only by convention), 124 (a port's
+# methods are async whether one adapter awaits or not).
+ASYNC_OFF := ASYNC102,ASYNC106,ASYNC114,ASYNC124
+
 .PHONY: check
 check: $(VENV)/.dev  ## every static check, fast ones first
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports --no-logo
-	find src tests -name node_modules -prune -o -name '*.py' -print0 | xargs -0 -n 20 -P 4 $(BIN)/flake8-async --anyio
+	find src -name '*.py' -print0 | xargs -0 -n 60 -P 2 $(BIN)/flake8-async --anyio --disable=$(ASYNC_OFF)
 	$(BIN)/pyright
 	@echo "Reports, which fail nothing:"
 	@$(BIN)/deptry src || true

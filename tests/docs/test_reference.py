@@ -16,6 +16,7 @@ from perdure.protocol.states import RunState, RunStatus, StepStatus, ToolCallSta
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "reference"
 PAGES = pages()
+SCHEMAS = schemas()
 
 
 @pytest.mark.parametrize("name", sorted(PAGES))
@@ -32,17 +33,17 @@ def test_no_schema_is_left_over() -> None:
     assert there == {name for name in PAGES if name.startswith("schemas/")}, f"run: {COMMAND}"
 
 
-@pytest.mark.parametrize("name", sorted(schemas()))
+@pytest.mark.parametrize("name", sorted(SCHEMAS))
 def test_a_schema_is_a_json_schema(name: str) -> None:
     """R-1.1: every stable object has a published JSON Schema."""
-    assert jsonschema_rs.meta.is_valid(schemas()[name])
+    assert jsonschema_rs.meta.is_valid(SCHEMAS[name])
 
 
 def test_every_field_of_an_event_has_its_line_and_no_line_is_left_over() -> None:
     """R-6.9: an event type or field without documentation fails here."""
     used: set[str] = set()
     for name in EVENT_TYPES:
-        for field in schemas()[f"event-{name}"]["properties"]:
+        for field in SCHEMAS[f"event-{name}"]["properties"]:
             assert note_of(name, field)
             own = f"{name}.{field}"
             used.add(own if own in FIELD_NOTES else field)

@@ -62,7 +62,7 @@ class Committer:
         self._bell.set()
         try:
             return await waiting.answer
-        except asyncio.CancelledError:
+        except asyncio.CancelledError:  # noqa: ASYNC104  # delivered again at the next checkpoint
             if not waiting.answer.cancelled():
                 raise
             waiting.answer = loop.create_future()

@@ -25,11 +25,22 @@ from perdure.server.stopping import Stopping
 log = logging.getLogger("perdure.server")
 
 
+DEAD_PEER_MS = 60_000
+"""How long what was sent may stay unacknowledged, where the system can be told: a stream's
+heartbeats then find out a peer that is gone without a word, long before the system's own limit."""
+
+_USER_TIMEOUT: int | None = getattr(socket, "TCP_USER_TIMEOUT", None)
+_UNIX: int | None = getattr(socket, "AF_UNIX", None)
+
+
 class AbortableProtocol(H11Protocol):
     """HTTP/1.1 whose connection the application can drop without sending what is buffered."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        """Hand the application the means to drop this connection."""
+        """Bound how long a silent peer is kept; hand the application the means to drop it."""
+        raw = transport.get_extra_info("socket")
+        if raw is not None and _USER_TIMEOUT is not None and raw.family != _UNIX:
+            raw.setsockopt(socket.IPPROTO_TCP, _USER_TIMEOUT, DEAD_PEER_MS)
         super().connection_made(transport)
         self.app = _with_abort(self.app, transport)
 
