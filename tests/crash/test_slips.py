@@ -1,7 +1,7 @@
 """Faults of the engine that the acceptance scene found, each at the least distance that shows it."""
 
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -11,18 +11,32 @@ from typing import Any, Self
 import anyio
 import pytest
 
+from perdure.engine.committer import Committer
 from perdure.engine.context import PlannerContext
-from perdure.engine.core import EngineSettings
+from perdure.engine.core import Core, EngineSettings
+from perdure.engine.heartbeat import Holder, LoopHeartbeat
 from perdure.engine.load import load_view
 from perdure.engine.ports import HostedAgent
+from perdure.engine.worker import Worker
 from perdure.protocol.decisions import Decision, Finish
 from perdure.protocol.events import ResultEvent
 from perdure.protocol.records import CheckpointRow
 from perdure.protocol.runs import RunRow
 from perdure.protocol.states import Answer, RunState, ToolCallStatus
+from perdure.store.commits import Commit, CommitResult, Committed
 from perdure.store.ports import Database, Reader, Store
 from perdure.store.sqlite import SqliteDatabase
-from perdure.testing.embedded import SETTINGS, Embedded, call, calls, embedded, scripted, unasked
+from perdure.testing.builders import commit_of
+from perdure.testing.embedded import (
+    SETTINGS,
+    Embedded,
+    SystemClock,
+    call,
+    calls,
+    embedded,
+    scripted,
+    unasked,
+)
 from perdure.testing.faults import Boundary, FaultyStore, Plan, Trap, When
 from perdure.testing.tools import ToolZoo
 from perdure.tools import Returned, succeeded, tool
@@ -106,7 +120,7 @@ def once(wish: Decision, *tools: str) -> HostedAgent:
             return wish
         return Finish(answer=[record.status for record in context.turns[0].calls])
 
-    return scripted("once", decide, tools=[*unasked(*tools), "echo"])
+    return scripted("once", decide, tools=[*unasked(*tools), "echo", "swallow_cancel"])
 
 
 DYING = EngineSettings(
@@ -231,3 +245,71 @@ async def test_what_a_given_up_tool_says_before_its_lookup_is_recorded_is_late(
         noted.set()
         row = await engine.wait_terminal(run_id)
         assert row.hot.state is RunState.SUCCEEDED
+
+
+async def test_a_commit_that_is_answered_while_its_caller_is_cancelled_is_answered(
+    tmp_path: Path, zoo: ToolZoo
+) -> None:
+    """The answer and the cancellation come in one turn of the loop; neither may be lost."""
+    scope, told = anyio.CancelScope(), Committed(seq=1, at=SystemClock().now())
+
+    class Answers:
+        async def commit(self, commits: Sequence[Commit]) -> list[CommitResult]:
+            del commits
+            scope.cancel()
+            return [told]
+
+    agent = once(call("echo", value=1))
+    got: list[CommitResult] = []
+    async with engine_over(tmp_path, [agent], zoo) as engine:
+        run_id = await engine.submit("once")
+        row = await engine.wait_terminal(run_id)
+        store: Any = Answers()
+        committer = Committer(replace(engine.core, store=store))
+        async with anyio.create_task_group() as group:
+            group.start_soon(committer.run)
+            with anyio.fail_after(5), scope:
+                got.append(await committer.commit(commit_of(row)))
+            group.cancel_scope.cancel()
+    assert got == [told]
+
+
+class SilentAtFirst(LoopHeartbeat):
+    """A heartbeat that renews nothing until it is told to."""
+
+    def __init__(self, core: Core) -> None:
+        super().__init__(core)
+        self.beats = anyio.Event()
+
+    async def run(self, holder: Holder) -> None:
+        """Wait, then beat until cancelled."""
+        await self.beats.wait()
+        await super().run(holder)
+
+
+async def test_an_attempt_that_winds_up_leaves_the_next_one_of_its_worker_its_lease(
+    tmp_path: Path, zoo: ToolZoo
+) -> None:
+    """F03: the worker lost the run and claimed it again while its tool was still being given up."""
+    agent = once(call("swallow_cancel"))
+    settings = replace(DYING, cancel_grace_s=0.5)
+    async with engine_over(tmp_path, [agent], zoo, settings=settings) as engine:
+        await engine.drain()
+        heartbeat = SilentAtFirst(engine.core)
+        await engine.run_worker(
+            Worker(
+                core=engine.core,
+                catalog=engine.catalog,
+                tools=engine.tools,
+                policy=engine.policy,
+                heartbeat=heartbeat,
+            )
+        )
+        run_id = await engine.submit("once")
+        await zoo.wait_started("swallow_cancel", 2)
+        heartbeat.beats.set()
+        await anyio.sleep(settings.cancel_grace_s + 2 * settings.lease_ttl_s)
+        zoo.open_gate()
+        row = await engine.wait_terminal(run_id)
+        assert row.hot.state is RunState.SUCCEEDED
+        assert row.hot.attempt == 2

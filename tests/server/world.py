@@ -218,7 +218,17 @@ class World:
                 expected_seq=hot.last_seq,
                 any_holder=True,
             ),
-            hot=HotUpdate(state=hot.state, step_index=hot.step_index, faults=hot.faults),
+            hot=HotUpdate(
+                state=hot.state,
+                step_index=hot.step_index,
+                faults=hot.faults,
+                parked_on=hot.parked_on,
+                waiting_kind=hot.waiting_kind,
+                open_calls=hot.open_calls,
+                open_interrupts=hot.open_interrupts,
+                counters=hot.counters,
+                checkpoint_seq=hot.checkpoint_seq,
+            ),
             events=(NewEvent(data=data, step_index=hot.step_index),) * times,
         )
         (result,) = await self.core.store.commit([commit])

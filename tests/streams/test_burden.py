@@ -40,9 +40,9 @@ def resident_bytes() -> int:
 @pytest.mark.slow
 @pytest.mark.timeout(120)  # 20,000 events are written, and then read over a socket
 async def test_mem_01_a_viewer_that_stopped_reading_costs_bounded_memory(world: World) -> None:
-    run = await world.start("sleeper")
+    run = await world.start("asker")
     text = "x" * 2000
-    await world.until(run["run_id"], "executing", "planning")
+    await world.until(run["run_id"], "waiting_human")
     await world.add_event(run["run_id"], text, 100)
     client = world.events_of(run["run_id"])
     async with client.connect(receive_buffer=65_536) as stream:
@@ -80,8 +80,8 @@ async def _what_is_left(read: Callable[[], Awaitable[SseEvent | None]]) -> list[
 
 async def test_f31_viewers_that_do_not_read_slow_down_neither_run_nor_readers(url: str) -> None:
     async with open_world(serve=True, url=url, sse_stall_s=60) as world:
-        alone = await _write(world, (await world.start("sleeper"))["run_id"])
-        run = await world.start("sleeper")
+        alone = await _write(world, (await world.start("asker"))["run_id"])
+        run = await world.start("asker")
         async with AsyncExitStack() as stack:
             for _ in range(20):
                 client = world.events_of(run["run_id"])
@@ -99,7 +99,7 @@ async def test_f31_viewers_that_do_not_read_slow_down_neither_run_nor_readers(ur
 
 async def _write(world: World, run_id: str) -> float:
     """Append four megabytes of events and return how long it took."""
-    await world.until(run_id, "executing", "planning")
+    await world.until(run_id, "waiting_human")
     began = time.monotonic()
     for _ in range(20):
         await world.add_event(run_id, "y" * 20_000, 10)

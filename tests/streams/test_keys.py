@@ -143,7 +143,12 @@ async def test_a_key_appends_one_message(world: World) -> None:
 async def test_a_default_that_is_spelled_out_is_the_same_request(world: World) -> None:
     thread = await new_thread(world)
     first = await world.http.post("/v1/threads", json={}, headers=KEY)
-    for body in ({"title": ""}, {"metadata": {}, "participants": []}, None):
+    bodies: list[dict[str, Any] | None] = [
+        {"title": ""},
+        {"metadata": {}, "participants": []},
+        None,
+    ]
+    for body in bodies:
         again = await world.http.post("/v1/threads", json=body, headers=KEY)
         assert again.json() == first.json()
     first = await world.http.post(f"{thread}/messages", json=PARTS, headers=KEY)

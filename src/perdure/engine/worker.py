@@ -64,6 +64,8 @@ class Worker:
     _drain: anyio.Event = field(default_factory=anyio.Event)
     _freed: anyio.Event = field(default_factory=anyio.Event)
     _claim_sent: float = 0.0
+    _idle: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    _claims_over: anyio.Event = field(default_factory=anyio.Event)
 
     def __post_init__(self) -> None:
         self.worker_id = self.worker_id or self.core.ids.new(WORKER)
@@ -72,6 +74,7 @@ class Worker:
         """Ask the worker to stop: no new claims, held runs handed back at their next boundary."""
         self._drain.set()
         self._freed.set()
+        self._idle.cancel()
 
     @property
     def held_runs(self) -> list[str]:
@@ -141,6 +144,7 @@ class Worker:
                     attempts.start_soon(self._run_one, around, item, lease)
                 if len(claimed) < free:
                     await self._wait_for_work(wakeup)
+        self._claims_over.set()
 
     async def _claim(self, limit: int) -> list[Claimed]:
         self._claim_sent = self.core.clock.monotonic()
@@ -176,8 +180,9 @@ class Worker:
 
     async def _wait_for_work(self, wakeup: Wakeup) -> None:
         jitter = 0.75 + self.core.chance.random() / 2
-        with anyio.move_on_after(self.core.settings.poll_interval_s * jitter):
-            await wakeup.wait()
+        with anyio.move_on_after(self.core.settings.poll_interval_s * jitter) as self._idle:
+            if not self._drain.is_set():
+                await wakeup.wait()
 
     async def _run_one(self, around: Surroundings, claimed: Claimed, lease: Lease) -> None:
         """Carry one run as far as it goes. The only place where an attempt's error stops."""
@@ -279,9 +284,13 @@ class Worker:
     # -- shutdown
 
     async def _drain_attempts(self) -> None:
-        for lease in self._leases.values():
-            lease.draining = True
+        """Hand back what is held; a claim that is under way is waited for, or nobody knew of it."""
         with anyio.move_on_after(self.core.settings.drain_grace_s):
+            for lease in self._leases.values():
+                lease.draining = True
+            await self._claims_over.wait()
+            for lease in self._leases.values():
+                lease.draining = True
             while self._leases:
                 self._freed = anyio.Event()
                 await self._freed.wait()

@@ -100,8 +100,11 @@ def _advance_passed(tx: Transaction, part: Sequence[Prepared], passed: Passed) -
         moves.append((prepared.run, *prepared.values, *after))
         if prepared.ends:
             ends.append((prepared.run, now))
-    write_rows(tx.db, "move_runs", ends)
-    write_rows(tx.db, "advance_run", moves)
+    write_rows(tx.db, "end_attempts", ends)
+    if len(moves) == 1:
+        tx.run("advance_run", *moves[0])
+    else:
+        write_rows(tx.db, "move_runs", moves)
 
 
 def _end_passed(tx: Transaction, part: Sequence[Prepared], passed: Passed) -> None:
