@@ -275,7 +275,7 @@ async def test_a_commit_that_is_answered_while_its_caller_is_cancelled_is_answer
 
 
 class SilentAtFirst(LoopHeartbeat):
-    """A heartbeat that renews nothing until it is told to."""
+    """A heartbeat that renews nothing, and stops what runs out, until it is told to beat."""
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)
@@ -283,7 +283,10 @@ class SilentAtFirst(LoopHeartbeat):
 
     async def run(self, holder: Holder) -> None:
         """Wait, then beat until cancelled."""
-        await self.beats.wait()
+        while not self.beats.is_set():
+            holder.stop_expired()
+            with anyio.move_on_after(0.02):
+                await self.beats.wait()
         await super().run(holder)
 
 

@@ -1,11 +1,16 @@
 """A worker that is told to stop hands its runs back; nothing is lost and nothing twice (R-12.4)."""
 
+from dataclasses import replace
+from typing import cast
+
 import anyio
 
 from perdure.engine.context import PlannerContext
 from perdure.protocol.decisions import Decision, Finish
 from perdure.protocol.states import AttemptEnd, RunState
-from perdure.testing.embedded import call, scripted, unasked
+from perdure.store.commits import Claimed, ClaimWant
+from perdure.store.ports import Store
+from perdure.testing.embedded import call, new_worker, scripted, unasked
 from perdure.testing.tools import ToolZoo
 from tests.flow.world import flow
 
@@ -64,3 +69,41 @@ async def test_a_call_in_flight_is_let_finish_and_recorded(url: str, zoo: ToolZo
         await engine.start_worker()
         assert (await engine.wait_terminal(run_id)).hot.state is RunState.SUCCEEDED
         assert zoo.executions == {"hang": 1}
+
+
+class LateAnswers:
+    """A store whose claims are durable at once and answered when the test says so."""
+
+    def __init__(self, inner: Store) -> None:
+        self._inner = inner
+        self.claimed = anyio.Event()
+        self.answer = anyio.Event()
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._inner, name)
+
+    async def claim_runs(self, want: ClaimWant) -> list[Claimed]:
+        """Claim, and keep the answer back."""
+        found = await self._inner.claim_runs(want)
+        if found:
+            self.claimed.set()
+            await self.answer.wait()
+        return found
+
+
+async def test_a_claim_under_way_is_not_forgotten(url: str) -> None:
+    """R-12.4, R-12.1: what is claimed while the worker drains is handed back, not left to expire."""
+    async with flow(url, [scripted("one", [Finish(answer="done")])], start=False) as engine:
+        store = LateAnswers(engine.core.store)
+        core = replace(engine.core, store=cast("Store", store))
+        await engine.run_worker(new_worker(core, engine.catalog, engine.tools, engine.policy))
+        run_id = await engine.submit("one")
+        await store.claimed.wait()
+        async with anyio.create_task_group() as group:
+            group.start_soon(engine.drain, engine.worker)
+            await anyio.lowlevel.checkpoint()
+            store.answer.set()
+        row = await engine.run(run_id)
+        assert (row.hot.lease_owner, row.hot.faults) == (None, 0)
+        await engine.start_worker()
+        assert (await engine.wait_terminal(run_id)).hot.state is RunState.SUCCEEDED

@@ -320,17 +320,25 @@ async def open_world(
             policy=DefaultPolicy(),
             heartbeat=LoopHeartbeat(core),
         )
+        served = anyio.Event()
         if works:
             await group.start(worker.run)
         if serve:
             world.server = make_server(app, made, stopping)
         if world.server is not None and listens:
-            group.start_soon(world.server.serve)
+            group.start_soon(_serve, world.server, served)
             await eventually(lambda: world.server is not None and world.server.started)
         yield world
         if world.server is not None:
             world.server.stop_streams()
             world.server.should_exit = True
         worker.drain()
+        if world.server is not None and listens:
+            await served.wait()
         if not works:
             group.cancel_scope.cancel()
+
+
+async def _serve(server: Server, served: anyio.Event) -> None:
+    await server.serve()
+    served.set()

@@ -18,12 +18,10 @@ import anyio
 import asyncpg
 from pydantic import BaseModel
 
-from perdure.bench.child import Job, Seen
+from perdure.bench.child import Job, Seen, measure_w1
 from perdure.bench.machine import percentile, tree_cpu_s
 from perdure.bench.payloads import INFORMATION_BYTES, STEPS
 from perdure.ops.local_postgres import LocalPostgres, local_postgres
-from perdure.ops.settings import Settings
-from perdure.runtime import open_core
 
 CHILD_LIMIT_S = 600.0
 SQLITE = "sqlite"
@@ -93,7 +91,7 @@ class Bench:
         name = f"bench_{self._count}"
         with self._database(point.store, name) as (url, size):
             if what == "w1":
-                anyio.run(_migrate, url)
+                anyio.run(_warm_up, url)
             before, server_cpu = size(), self._server_cpu_s(point.store)
             job = Job.model_validate(
                 {
@@ -143,10 +141,9 @@ async def _postgres_size(dsn: str) -> int:
         await connection.close()
 
 
-async def _migrate(url: str) -> None:
-    """Create the runtime's tables, so that their empty pages do not count as growth."""
-    async with open_core(Settings.model_validate({"db": {"url": url}})):
-        pass
+async def _warm_up(url: str) -> None:
+    """Carry out a few runs, so that the first pages of each table do not count as growth."""
+    await measure_w1(Job(what="w1", url=url, concurrency=4, seconds=0.2))
 
 
 def _run_child(job: Job) -> Seen:

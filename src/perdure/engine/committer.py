@@ -24,16 +24,30 @@ class _Waiting:
 
     commit: Commit
     answer: "asyncio.Future[CommitResult]"
+    result: CommitResult | None = None
+    error: Exception | None = None
 
     def resolve(self, result: CommitResult) -> None:
         """Hand the store's answer to whoever waits."""
+        self.result = result
         if not self.answer.done():
             self.answer.set_result(result)
 
     def fail(self, error: Exception) -> None:
         """Tell whoever waits that there is no answer."""
+        self.error = error
         if not self.answer.done():
             self.answer.set_exception(error)
+
+    def answer_again(self) -> "asyncio.Future[CommitResult]":
+        """Return a future for whoever was cancelled, with the answer if it came in that moment."""
+        if self.answer.cancelled():
+            self.answer = self.answer.get_loop().create_future()
+            if self.error is not None:
+                self.answer.set_exception(self.error)
+            elif self.result is not None:
+                self.answer.set_result(self.result)
+        return self.answer
 
 
 class Committer:
@@ -56,18 +70,14 @@ class Committer:
         """
         if self._stopped:
             raise LeaseGone
-        loop = asyncio.get_running_loop()
-        waiting = _Waiting(commit, loop.create_future())
+        waiting = _Waiting(commit, asyncio.get_running_loop().create_future())
         self._queue.append(waiting)
         self._bell.set()
         try:
             return await waiting.answer
         except asyncio.CancelledError:  # noqa: ASYNC104  # delivered again at the next checkpoint
-            if not waiting.answer.cancelled():
-                raise
-            waiting.answer = loop.create_future()
             with anyio.CancelScope(shield=True):
-                return await waiting.answer
+                return await waiting.answer_again()
             raise
 
     async def run(self) -> None:

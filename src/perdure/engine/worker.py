@@ -174,6 +174,9 @@ class Worker:
             valid_until=self._claim_sent + settings.lease_ttl_s - settings.lease_margin_s,
             epoch=claimed.row.hot.cancel_epoch,
         )
+        older = self._leases.get(lease.run_id)
+        if older is not None:  # lost and claimed again before its attempt has wound up
+            older.stop(Stop.LEASE_LOST)
         self._leases[lease.run_id] = lease
         self.core.metrics.engine.runs_held.set(len(self._leases))
         return lease
@@ -199,7 +202,8 @@ class Worker:
         except* Exception as group:  # noqa: BLE001  # the one boundary of an attempt
             await self._attempt_failed(attempt, lease, _first(group))
         finally:
-            self._leases.pop(lease.run_id, None)
+            if self._leases.get(lease.run_id) is lease:
+                del self._leases[lease.run_id]
             self.core.metrics.engine.runs_held.set(len(self._leases))
             self._freed.set()
             if attempt is not None and not attempt.released:

@@ -14,9 +14,12 @@ CANCEL_TOPIC = "cancel"
 """Some run was cancelled: workers look at their leases at once."""
 
 
+RUN_PREFIX = "run:"
+
+
 def run_topic(run_id: str) -> str:
     """Return the topic that is published after each commit of a run."""
-    return f"run:{run_id}"
+    return RUN_PREFIX + run_id
 
 
 def end_topic(run_id: str) -> str:

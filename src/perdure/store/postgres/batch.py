@@ -16,7 +16,7 @@ from perdure.protocol.ids import hex_of
 from perdure.protocol.records import ToolCallRow
 from perdure.protocol.runs import Counters
 from perdure.protocol.states import TERMINAL, RunState, ToolCallStatus
-from perdure.store.commits import CallUpdate, Commit, NewExecution
+from perdure.store.commits import CallUpdate, Commit
 from perdure.store.postgres.wire import data_out, digest_out, digest_out_or_none, id_out, text_out
 
 Cells = list[Any]
@@ -260,18 +260,16 @@ def _fill_executions(groups: dict[str, Group], commit: Commit, place: int) -> No
     ends: dict[tuple[str, int], ToolCallStatus] = {
         (end.tool_call_id, end.number): end.outcome for end in commit.execution_ends
     }
+    created = {call.tool_call_id: call.args_digest for call in commit.new_calls}
     for run in commit.new_executions:
-        groups["executions"].rows.append(_execution_cells(run, ends, place))
+        same = created.get(run.tool_call_id) == run.args_digest
+        digest = None if same else digest_out(run.args_digest)
+        outcome = ends.pop((run.tool_call_id, run.number), None)
+        cells = (place, hex_of(run.tool_call_id), run.number, digest, outcome)
+        groups["executions"].rows.append(cells)
     groups["execution_ends"].rows.extend(
         (place, id_out(call_id), number, outcome) for (call_id, number), outcome in ends.items()
     )
-
-
-def _execution_cells(
-    run: NewExecution, ends: dict[tuple[str, int], ToolCallStatus], place: int
-) -> tuple[Any, ...]:
-    outcome = ends.pop((run.tool_call_id, run.number), None)
-    return (place, hex_of(run.tool_call_id), run.number, digest_out(run.args_digest), outcome)
 
 
 def holds_only_hot_parts(commit: Commit) -> bool:

@@ -177,12 +177,14 @@ CREATE TABLE tool_executions (
     number integer NOT NULL,
     attempt integer NOT NULL,
     outcome text,
-    args_digest bytea NOT NULL,
+    args_digest bytea,
     PRIMARY KEY (tool_call_id, number)
 ) WITH (
     autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000,
     autovacuum_vacuum_cost_delay = 0, autovacuum_vacuum_insert_threshold = 100000
 );
+
+COMMENT ON COLUMN tool_executions.args_digest IS 'null: that of the call when it was made';
 
 CREATE TABLE events (
     run_id uuid NOT NULL,

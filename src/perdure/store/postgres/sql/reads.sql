@@ -63,12 +63,14 @@ SELECT c.tool_call_id, c.run_id, c.step_index, c.ordinal, c.tool, c.version, c.s
  WHERE c.tool_call_id = $1::uuid AND r.tenant_id = $2;
 
 -- name: list_executions
-SELECT x.tool_call_id, x.number, x.attempt, x.args_digest, x.started_at, x.ended_at, x.outcome
+SELECT x.tool_call_id, x.number, x.attempt,
+       coalesce(x.args_digest, c.args_digest) AS args_digest, x.started_at, x.ended_at, x.outcome
   FROM tool_calls AS c JOIN tool_executions AS x ON x.tool_call_id = c.tool_call_id
  WHERE c.run_id = $1::uuid ORDER BY x.number, x.tool_call_id;
 
 -- name: open_executions
-SELECT x.tool_call_id, x.number, x.attempt, x.args_digest, x.started_at, x.ended_at, x.outcome
+SELECT x.tool_call_id, x.number, x.attempt,
+       coalesce(x.args_digest, c.args_digest) AS args_digest, x.started_at, x.ended_at, x.outcome
   FROM tool_calls AS c JOIN tool_executions AS x ON x.tool_call_id = c.tool_call_id
  WHERE c.run_id = $1::uuid
    AND c.status IN ('proposed', 'awaiting_approval', 'running', 'pending')
