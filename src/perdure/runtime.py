@@ -204,7 +204,12 @@ async def open_worker(
     """Return a worker for the catalog, or for the agents of the settings; `run` starts it."""
     catalog = catalog or load_catalog(settings.agents)
     heart = LoopHeartbeat if settings.db.sqlite_path is not None else ThreadHeartbeat
-    async with LocalToolRunner(catalog.tools, slots_max=settings.worker.tool_slots_max) as tools:
+    runner = LocalToolRunner(
+        catalog.tools,
+        slots_max=settings.worker.tool_slots_max,
+        grace_s=core.settings.cancel_grace_s,
+    )
+    async with runner as tools:
         catalog.attach(tools.user_code)
         yield Worker(
             core=core,

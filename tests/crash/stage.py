@@ -23,6 +23,7 @@ from perdure.engine.feed import follow
 from perdure.ops.verify import verify
 from perdure.protocol.base import TENANT_DEFAULT
 from perdure.protocol.events import ApprovalRequestEvent, InterruptEvent, RecordedEvent
+from perdure.protocol.policies import MAX_ATTEMPTS_DEFAULT
 from perdure.protocol.runs import RunRow
 from perdure.protocol.states import Answer, InterruptKind
 from perdure.runtime import open_core
@@ -163,9 +164,11 @@ class Stage:
 
     # ---------------------------------------------------------------- runs
 
-    async def submit(self, act: Act, key: str = "scene") -> Followed:
+    async def submit(
+        self, act: Act, key: str = "scene", max_attempts: int = MAX_ATTEMPTS_DEFAULT
+    ) -> Followed:
         """Submit a run and follow it."""
-        return self.follow(await submit_act(self.core, act, key))
+        return self.follow(await submit_act(self.core, act, key, max_attempts))
 
     def follow(self, run_id: str) -> Followed:
         """Follow a run from now on; its person answers what is asked."""

@@ -22,8 +22,8 @@ from perdure.protocol.decisions import Decision, Finish
 from perdure.protocol.events import ResultEvent
 from perdure.protocol.records import CheckpointRow
 from perdure.protocol.runs import RunRow
-from perdure.protocol.states import Answer, RunState, ToolCallStatus
-from perdure.store.commits import Commit, CommitResult, Committed
+from perdure.protocol.states import Answer, AttemptEnd, RunState, ToolCallStatus
+from perdure.store.commits import Claimed, ClaimWant, Commit, CommitResult, Committed
 from perdure.store.ports import Database, Reader, Store
 from perdure.store.sqlite import SqliteDatabase
 from perdure.testing.builders import commit_of
@@ -43,12 +43,28 @@ from perdure.tools import Returned, succeeded, tool
 from tests.flow.world import assert_sound
 
 
+class SlowAtFirst(FaultyStore):
+    """A store with a trap, whose first claim that takes something takes its time."""
+
+    def __init__(self, inner: Store, trap: Trap, claim_s: float) -> None:
+        super().__init__(inner, trap)
+        self._claim_s = claim_s
+
+    async def claim_runs(self, want: ClaimWant) -> list[Claimed]:
+        """Claim, and answer late once."""
+        claimed = await super().claim_runs(want)
+        if claimed:
+            wait_s, self._claim_s = self._claim_s, 0.0
+            await anyio.sleep(wait_s)
+        return claimed
+
+
 class Faulty:
     """A database whose store has a trap."""
 
-    def __init__(self, inner: Database, trap: Trap) -> None:
+    def __init__(self, inner: Database, trap: Trap, claim_s: float) -> None:
         self._inner = inner
-        self.store: Store = FaultyStore(inner.store, trap)
+        self.store: Store = SlowAtFirst(inner.store, trap, claim_s)
 
     @property
     def reader(self) -> Reader:
@@ -103,9 +119,10 @@ async def engine_over(
     *,
     plan: Plan | None = None,
     settings: EngineSettings = SETTINGS,
+    claim_s: float = 0.0,
 ) -> AsyncGenerator[Embedded]:
     """Run an engine over a file whose store has a trap; on leaving, verify finds nothing."""
-    async with Faulty(SqliteDatabase(path / "perdure.db"), Trap(plan)) as database:
+    async with Faulty(SqliteDatabase(path / "perdure.db"), Trap(plan), claim_s) as database:
         async with embedded(database, agents, tools=zoo.registry, settings=settings) as engine:
             yield engine
             zoo.open_gate()
@@ -316,3 +333,17 @@ async def test_an_attempt_that_winds_up_leaves_the_next_one_of_its_worker_its_le
         row = await engine.wait_terminal(run_id)
         assert row.hot.state is RunState.SUCCEEDED
         assert row.hot.attempt == 2
+
+
+async def test_a_run_that_was_claimed_too_late_to_be_trusted_is_handed_back(
+    tmp_path: Path, zoo: ToolZoo
+) -> None:
+    """F03: the process stood still while it claimed; that is no fault of the run."""
+    agent = once(call("echo", value=1))
+    late_s = DYING.lease_ttl_s - DYING.lease_margin_s / 2
+    async with engine_over(tmp_path, [agent], zoo, settings=DYING, claim_s=late_s) as engine:
+        run_id = await engine.submit("once")
+        row = await engine.wait_terminal(run_id)
+        assert row.hot.state is RunState.SUCCEEDED
+        attempts = await engine.core.reader.list_attempts(run_id)
+        assert [row.end_reason for row in attempts] == [AttemptEnd.DRAINED, AttemptEnd.FINISHED]

@@ -23,6 +23,8 @@ STUCK_S = 0.5
 
 WORKERS = 3
 SEED = 7_203
+PATIENT = 50
+"""Attempts that a swizzled run may lose in one step: its bound is not what is tested."""
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -172,8 +174,10 @@ async def swizzle(stage: Stage, rounds: int, seed: int) -> None:
     workers = [await stage.worker() for _ in range(WORKERS)]
     runs: list[Followed] = []
     for number in range(rounds):
-        runs += [await stage.submit("steps", f"run-{number}-{place}") for place in range(4)]
-        gated = await stage.submit("gate", f"gate-{number}")
+        runs += [
+            await stage.submit("steps", f"run-{number}-{place}", PATIENT) for place in range(4)
+        ]
+        gated = await stage.submit("gate", f"gate-{number}", PATIENT)
         runs.append(gated)
         await stage.began("pay_at_gate", gated.run_id)
         chosen = chance.sample(workers, chance.randint(1, WORKERS))

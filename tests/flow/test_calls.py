@@ -2,6 +2,7 @@
 
 from perdure.engine.context import PlannerContext
 from perdure.protocol.decisions import Decision, Finish
+from perdure.protocol.events import StateEvent
 from perdure.protocol.failures import FailureCode
 from perdure.protocol.states import RunState
 from perdure.testing.embedded import call, scripted
@@ -25,6 +26,6 @@ async def test_an_answer_by_callback_is_refused_as_a_result(url: str, zoo: ToolZ
         (tool_call,) = await engine.core.reader.list_tool_calls(run_id, after=None, limit=2)
         assert tool_call.status == "failed"
         assert tool_call.result_seq is not None
-        events = await engine.events(run_id)
-        answer = events[-1].data.answer  # pyright: ignore[reportAttributeAccessIssue]  # the terminal state event
-        assert answer == FailureCode.TOOL_RESULT_INVALID
+        end = (await engine.events(run_id))[-1].data
+        assert isinstance(end, StateEvent)
+        assert end.answer == FailureCode.TOOL_RESULT_INVALID

@@ -199,9 +199,10 @@ async def test_answers_carry_security_headers_and_the_request_id(world: World) -
 async def test_an_unknown_path_or_method_is_a_problem(world: World) -> None:
     unknown = await world.http.get("/v2/runs")
     assert (unknown.status_code, unknown.json()["code"]) == (404, "not_found")
-    method = await world.http.delete("/v1/runs")
-    assert (method.status_code, method.json()["code"]) == (405, "method_not_allowed")
-    assert method.headers["allow"] == "GET"
+    for path, allowed in (("/v1/runs", "GET"), ("/v1/threads", "GET, POST")):
+        method = await world.http.delete(path)
+        assert (method.status_code, method.json()["code"]) == (405, "method_not_allowed")
+        assert method.headers["allow"] == allowed
 
 
 _JSON_BYTES = st.one_of(

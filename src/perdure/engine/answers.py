@@ -12,11 +12,12 @@ from perdure.engine.ports import ToolOutcome
 from perdure.engine.results import add_result, runtime_result
 from perdure.engine.resuming import go_on
 from perdure.engine.schema import problem_with
+from perdure.engine.steps import rejection
 from perdure.engine.unheld import intervene
 from perdure.protocol.codec import digest
 from perdure.protocol.errors import AlreadyAnswered, Forbidden, Gone, Invalid, NotFound
 from perdure.protocol.events import ResumeEvent
-from perdure.protocol.failures import Failure, FailureCode, Stage
+from perdure.protocol.failures import FailureCode
 from perdure.protocol.records import InterruptRow
 from perdure.protocol.runs import RunRow
 from perdure.protocol.states import (
@@ -68,6 +69,8 @@ async def answer_interrupt(core: Core, tenant_id: str, interrupt_id: str, reply:
         raise NotFound("no such interrupt", field="interrupt_id")
     if before.status is not InterruptStatus.PENDING:
         return _replay(before, reply)
+    if before.expires_at is not None and core.clock.now() >= before.expires_at:
+        raise Gone("the time for an answer is over", details={"status": "expired"})
     _check_kind(before.kind, reply)
     specs = await _specs(core, reply)
 
@@ -181,10 +184,11 @@ def _draft_answer(
     )
     if call is not None:
         _draft_call_answer(draft, call, question, reply, edited)
-    if draft.view.snapshot.rejected is None:
+    snapshot = draft.view.snapshot
+    if snapshot.rejected is not None and snapshot.state is RunState.WAITING_HUMAN:
+        close_run(draft, Transition.REJECTED, rejection(snapshot))
+    else:
         go_on(core, row, draft)
-    elif draft.view.snapshot.state is RunState.WAITING_HUMAN:
-        _draft_rejected(draft, question, reply)
 
 
 def _draft_call_answer(
@@ -237,13 +241,3 @@ def _outcome_of(reply: Reply) -> ToolOutcome:
                 FailureCode.APPROVAL_REJECTED,
                 reply.reason or "a person rejected the call",
             )
-
-
-def _draft_rejected(draft: Draft, question: OpenInterrupt, reply: Reply) -> None:
-    failure = Failure(
-        code=FailureCode.APPROVAL_REJECTED,
-        reason=reply.reason or "a person rejected the action",
-        stage=Stage.WAITING,
-        details={"interrupt_id": question.interrupt_id, "by": reply.by},
-    )
-    close_run(draft, Transition.REJECTED, failure)

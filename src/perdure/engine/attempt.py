@@ -33,7 +33,7 @@ from perdure.engine.limits import before_planning
 from perdure.engine.load import catch_up, load_view
 from perdure.engine.planning import Judge, draft_decision, draft_model_uses
 from perdure.engine.ports import HostedAgent, PlannerFailure
-from perdure.engine.steps import fail, settle
+from perdure.engine.steps import fail, rejection, settle
 from perdure.engine.values import short
 from perdure.engine.view import RunView
 from perdure.protocol.decisions import Decision, UpdatePlan
@@ -60,6 +60,7 @@ from perdure.store.commits import (
 ATTEMPT_RETRY = RetryPolicy(attempts_max=20, backoff_s=1.0, backoff_max_s=60.0)
 RESEND_S = 0.2
 CLOSE_TIMEOUT_S = 10.0
+LOOKUPS_TIMEOUT_S = 4.0
 
 
 class CannotStore(Exception):
@@ -123,14 +124,7 @@ class Attempt:
         elif self.lease.draining and not self.effects.unrecorded:
             await self._release(AttemptEnd.DRAINED, ready_in_s=0)
         elif snapshot.rejected is not None:
-            await self._fail(
-                Failure(
-                    code=FailureCode.APPROVAL_REJECTED,
-                    reason="a person rejected the action",
-                    stage=Stage.WAITING,
-                    details={"interrupt_id": snapshot.rejected},
-                )
-            )
+            await self._fail(rejection(snapshot))
         elif snapshot.state is RunState.PENDING:
             await self._start()
         elif snapshot.state is RunState.PLANNING:
@@ -144,12 +138,17 @@ class Attempt:
 
     async def _wait_for_store(self) -> None:
         """Wait until the store answers again, and begin anew from what it holds."""
+        await anyio.sleep(RESEND_S * (1 + self.core.chance.random()))
+        await self._load_again()
+
+    async def _load_again(self) -> None:
+        """Load the view again, however long the store is away; raise LeaseGone in the end."""
         while True:
             self.check_lease()
-            await anyio.sleep(RESEND_S * (1 + self.core.chance.random()))
             with suppress(Unavailable):
                 self.view = await self._loaded()
                 return
+            await anyio.sleep(RESEND_S * (1 + self.core.chance.random()))
 
     async def _start(self) -> None:
         """Begin planning; the planner sees the thread up to the position recorded here."""
@@ -172,7 +171,7 @@ class Attempt:
 
     async def _plan(self) -> None:
         worked = self.worked_before_s + self.core.clock.monotonic() - self.started_at
-        limit = before_planning(self.core, self.view, worked)
+        limit = before_planning(self.view, worked_s=worked)
         if limit is not None:
             await self._fail(limit)
             return
@@ -235,7 +234,7 @@ class Attempt:
     async def _close(self, failure: Failure) -> None:
         """Write the closing commit; what came in meanwhile is its result (decision 3)."""
         known = {item.call.tool_call_id: item.outcome for item in self.effects.unrecorded}
-        asked = await look_up_open(self.view, self.around.tools, CLOSE_TIMEOUT_S)
+        asked = await look_up_open(self.view, self.around.tools, LOOKUPS_TIMEOUT_S)
         effects = await finished_effects(self.core, self.view)
         draft = self.draft()
         why = end_transition(self.view.snapshot.state, failure)
@@ -300,7 +299,7 @@ class Attempt:
                 count_draft(self.core, draft)
                 return True
             case Behind() | CancelRequested():
-                self.view = await self._loaded()
+                await self._load_again()
                 await self._heed_cancel()
                 return False
             case LeaseLost():
@@ -340,9 +339,7 @@ class Attempt:
         row = await self.core.reader.find_run(None, self.view.facts.run_id)
         if row is None or row.hot.lease_token != self.lease.token:
             raise LeaseGone
-        view = await load_view(self.core, row)
-        self.effects.forget_unwritten()
-        return view
+        return await load_view(self.core, row)
 
     async def fail_attempt(self, error: Exception) -> None:
         """Record that this attempt failed; try the run again later, or end it (R-10.2)."""
@@ -356,6 +353,7 @@ class Attempt:
         reason = short(f"{type(error).__name__}: {error}")
         failure = Failure(code=FailureCode.INTERNAL, reason=reason, stage=Stage.RUNTIME)
         draft = self.draft()
+        known = {item.call.tool_call_id: item.outcome for item in self.effects.unrecorded}
         if view.snapshot.cancel_epoch > 0:
             await self._close(CANCELLED)
             return
@@ -368,7 +366,7 @@ class Attempt:
                     reason=f"{view.faults} attempts failed, the last one by {reason}",
                     stage=Stage.RUNTIME,
                 )
-            close_run(draft, end_transition(view.snapshot.state, failure), failure)
+            fail(draft, failure, known=known)
         else:
             delay_s = ATTEMPT_RETRY.delay_s(view.faults, self.core.chance.random())
             draft.add(
@@ -381,4 +379,5 @@ class Attempt:
             )
             draft.release(AttemptEnd.ERROR, ParkedOn.RETRY)
             draft.ready_in_s = delay_s
-        await self.commit(draft)
+        if await self.commit(draft) and draft.ends_run and not isinstance(error, CannotStore):
+            self.effects.unrecorded.clear()

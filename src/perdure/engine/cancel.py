@@ -34,5 +34,5 @@ async def cancel_run(
 async def _close_at_once(core: Core, run_id: str, tools: ToolRunner | None) -> None:
     try:
         await close_unheld(core, run_id, TimerKind.CLOSE, tools)
-    except Damaged:  # the closing timer stays; the run goes to repair when it is next looked at
+    except Damaged:  # the closing timer stays, and says so in the log
         return

@@ -6,6 +6,7 @@ one commit, by the holder or, when nobody holds the run, by whoever ends it (dec
 
 from collections.abc import Callable, Mapping
 
+import anyio
 from pydantic import JsonValue
 
 from perdure.engine.core import Core
@@ -148,15 +149,23 @@ async def finished_effects(core: Core, view: RunView) -> list[dict[str, JsonValu
 async def look_up_open(
     view: RunView, tools: ToolRunner, timeout_s: float
 ) -> dict[str, ToolOutcome]:
-    """Ask tools that can tell what became of calls that were begun and not ended."""
+    """Ask tools that can tell what became of calls that were begun and not ended, all at once.
+
+    What is not known after `timeout_s` stays unknown: a closing is not kept from being written.
+    """
     known: dict[str, ToolOutcome] = {}
-    for call in view.running_calls():
-        spec = tools.find(call.tool, call.version)
-        if spec is None or not spec.has_lookup:
-            continue
+
+    async def ask(call: OpenCall, spec: ToolSpec) -> None:
         outcome = await tools.lookup(invocation_of(view, call, spec, timeout_s=timeout_s))
         if outcome is not None:
             known[call.tool_call_id] = outcome
+
+    with anyio.move_on_after(timeout_s):
+        async with anyio.create_task_group() as group:
+            for call in view.running_calls():
+                spec = tools.find(call.tool, call.version)
+                if spec is not None and spec.has_lookup:
+                    group.start_soon(ask, call, spec)
     return known
 
 

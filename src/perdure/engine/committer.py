@@ -75,7 +75,7 @@ class Committer:
         self._bell.set()
         try:
             return await waiting.answer
-        except asyncio.CancelledError:  # noqa: ASYNC104  # delivered again at the next checkpoint
+        except asyncio.CancelledError:  # delivered again at the next checkpoint
             with anyio.CancelScope(shield=True):
                 return await waiting.answer_again()
             raise

@@ -24,7 +24,6 @@ class EngineSettings:
     tool_timeout_s: float = 60.0
     cancel_grace_s: float = 5.0
     drain_grace_s: float = 20.0
-    wait_poll_s: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ finished is recorded in one commit; calls that this made runnable get their rows
 commit. Within a step, tools that allow it run side by side; one that does not runs alone.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import anyio
@@ -24,8 +25,10 @@ from perdure.engine.results import (
     runtime_result,
 )
 from perdure.engine.steps import settle
+from perdure.engine.values import shown
 from perdure.engine.view import RunView
 from perdure.protocol.codec import decode
+from perdure.protocol.errors import Unavailable
 from perdure.protocol.events import TimeoutEvent
 from perdure.protocol.failures import FailureCode
 from perdure.protocol.records import ToolCallRow
@@ -53,10 +56,6 @@ class Effects:
     @property
     def _view(self) -> RunView:
         return self.attempt.view
-
-    def forget_unwritten(self) -> None:
-        """Drop what a thrown-away draft had begun: only calls really in flight stay so."""
-        self.retry_at.clear()
 
     async def act(self) -> None:
         """Take an executing run one commit further."""
@@ -107,8 +106,7 @@ class Effects:
 
     def _choose(self, draft: Draft) -> list[OpenCall]:
         view, tools = draft.view, self.attempt.around.tools
-        closed = view.snapshot.cancel_epoch > 0 or draft.attempt_end is not None
-        if closed or not view.snapshot.open_calls:
+        if not view.snapshot.open_calls or self._is_closed(draft):
             return []
         free = max(tools.free_slots, 1)
         alone = any(not spec.parallel for spec in self.in_flight.values())
@@ -132,6 +130,16 @@ class Effects:
             alone = not spec.parallel
         return chosen
 
+    def _is_closed(self, draft: Draft) -> bool:
+        """Tell whether no further call may start: the run ends, is given back, or was rejected."""
+        snapshot = draft.view.snapshot
+        return (
+            snapshot.cancel_epoch > 0
+            or snapshot.rejected is not None
+            or draft.attempt_end is not None
+            or self.attempt.lease.draining
+        )
+
     def _no_tool(self, draft: Draft, call: OpenCall) -> None:
         outcome = runtime_result(
             ToolCallStatus.FAILED,
@@ -143,8 +151,17 @@ class Effects:
     def _ask_again(self, draft: Draft, call: OpenCall, spec: ToolSpec) -> None:
         """The tool changed after it was approved: the approval no longer counts."""
         judge = self.attempt.judge
-        decision = judge.policy.judge(judge.agent, draft.view.facts, spec, call.args)
+        args = shown(call.args, call.args_ref if call.args is None else None)
+        decision = judge.policy.judge(judge.agent, draft.view.facts, spec, args)
+        if decision.effect == "deny":
+            reason = decision.reason or f"rule {decision.rule}"
+            outcome = runtime_result(ToolCallStatus.DENIED, FailureCode.POLICY_DENIED, reason)
+            add_result(draft, call, outcome, by="policy")
+            return
         request_approval(draft, call.tool_call_id, spec, decision)
+        draft.call_updates.append(
+            CallUpdate(tool_call_id=call.tool_call_id, status=ToolCallStatus.AWAITING_APPROVAL)
+        )
 
     async def work(self, calls: list[OpenCall]) -> None:
         """Run calls, and what they make runnable, until none is in flight."""
@@ -209,8 +226,14 @@ class Effects:
     async def _fetch_args(self, call: OpenCall) -> None:
         if call.args_ref is None or call.args is not None:
             return
-        tenant = self._view.facts.tenant_id
-        data = await self.attempt.around.core.reader.read_blob(tenant, call.args_ref.digest)
+        core, tenant = self.attempt.around.core, self._view.facts.tenant_id
+        data: bytes | None = None
+        while True:
+            with suppress(Unavailable):
+                data = await core.reader.read_blob(tenant, call.args_ref.digest)
+                break
+            self.attempt.check_lease()
+            await anyio.sleep(core.settings.poll_interval_s)
         if data is None:
             raise LookupError(f"the arguments {call.args_ref.digest} are not stored")
         call.args = decode(data)

@@ -127,6 +127,8 @@ class RunSnapshot:
     valid_in_step: bool = False
     repeats: dict[str, int] = field(default_factory=dict[str, int])
     rejected: str | None = None
+    rejected_by: str | None = None
+    rejected_reason: str | None = None
     artifacts: dict[str, int] = field(default_factory=dict[str, int])
     agent_state: JsonValue = None
     agent_state_digest: str = ""
@@ -182,13 +184,14 @@ def _fold_action(snapshot: RunSnapshot, data: ActionEvent) -> None:
 
 
 def _fold_result(snapshot: RunSnapshot, data: ResultEvent) -> None:
-    snapshot.open_calls.pop(data.tool_call_id, None)
+    call = snapshot.open_calls.pop(data.tool_call_id, None)
     snapshot.finished_calls += 1
     if data.error is not None and data.error.code in CORRECTABLE:
         snapshot.invalid_in_step = True
     else:
         snapshot.valid_in_step = True
-    _chain(snapshot, "result", data.tool_call_id, data.status, data.output_digest)
+    args_digest = call.args_digest if call is not None else None
+    _chain(snapshot, "result", data.tool_call_id, data.status, data.output_digest, args_digest)
 
 
 def _fold_question(snapshot: RunSnapshot, data: ApprovalRequestEvent | InterruptEvent) -> None:
@@ -223,9 +226,13 @@ def _fold_question(snapshot: RunSnapshot, data: ApprovalRequestEvent | Interrupt
 
 def _fold_resume(snapshot: RunSnapshot, data: ResumeEvent) -> None:
     question = snapshot.open_interrupts.pop(data.interrupt_id, None)
-    _chain(snapshot, "resume", data.interrupt_id, data.outcome, data.answer)
-    if data.outcome == "answered" and data.answer == Answer.REJECT:
+    value = digest(data.value) if data.value is not None else None
+    _chain(snapshot, "resume", data.interrupt_id, data.outcome, data.answer, value)
+    rejects = data.outcome == "answered" and data.answer == Answer.REJECT
+    if rejects and snapshot.rejected is None:
         snapshot.rejected = data.interrupt_id
+        snapshot.rejected_by = data.by
+        snapshot.rejected_reason = data.reason
     call = snapshot.open_calls.get(data.tool_call_id or "")
     if question is None or call is None or data.outcome != "answered":
         return
@@ -242,6 +249,7 @@ def _fold_resume(snapshot: RunSnapshot, data: ResumeEvent) -> None:
 
 def _fold_model(snapshot: RunSnapshot, data: ModelEvent) -> None:
     snapshot.step_first_seq = snapshot.step_first_seq or snapshot.last_seq
+    _chain(snapshot, "model", data.text if data.text_ref is None else data.text_ref.digest)
     snapshot.model_calls += 1
     snapshot.input_tokens += data.usage.input_tokens
     snapshot.context_tokens = data.usage.input_tokens

@@ -29,8 +29,8 @@ class Holder(Protocol):
         """Return the leases to renew; called from any thread."""
         ...
 
-    def renewed(self, run_id: str, *, held: bool, epoch: int, valid_until: float) -> None:
-        """Take one answer; called on the engine's loop."""
+    def renewed(self, key: LeaseKey, *, held: bool, epoch: int, valid_until: float) -> None:
+        """Take the answer for one lease; called on the engine's loop."""
         ...
 
     def stop_expired(self) -> None:
@@ -50,7 +50,10 @@ class Heartbeat(Protocol):
         ...
 
 
-async def _renew(core: Core, holder: Holder) -> tuple[list[Renewal], float]:
+Answers = list[tuple[LeaseKey, Renewal]]
+
+
+async def _renew(core: Core, holder: Holder) -> tuple[Answers, float]:
     """Renew all leases; return the answers and until when the held ones are trusted."""
     settings = core.settings
     valid_until = core.clock.monotonic() + settings.lease_ttl_s - settings.lease_margin_s
@@ -62,13 +65,13 @@ async def _renew(core: Core, holder: Holder) -> tuple[list[Renewal], float]:
     except PerdureError as error:
         log.warning("heartbeat failed: %s", error)
         return [], valid_until
-    return answers, valid_until
+    return list(zip(keys, answers, strict=True)), valid_until
 
 
-def _deliver(holder: Holder, answers: list[Renewal], valid_until: float) -> None:
-    for answer in answers:
+def _deliver(holder: Holder, answers: Answers, valid_until: float) -> None:
+    for key, answer in answers:
         holder.renewed(
-            answer.run_id,
+            key,
             held=answer.held,
             epoch=answer.cancel_epoch,
             valid_until=valid_until,
@@ -121,6 +124,8 @@ class ThreadHeartbeat:
                 while True:
                     self._pulse = self._core.clock.monotonic()
                     holder.stop_expired()
+                    if done.done():
+                        done.result()  # a heart that stopped takes its worker down, at once
                     await anyio.sleep(min(1.0, settings.lease_ttl_s / 10))
             finally:
                 self._beat_soon = lambda: None

@@ -1,14 +1,13 @@
 """What a run may use, checked before it is spent (R-4.3, R-4.4)."""
 
-from perdure.engine.core import Core
 from perdure.engine.view import RunView
 from perdure.protocol.failures import Failure, FailureCode, Stage
 
 
-def before_planning(core: Core, view: RunView, started_at_s: float) -> Failure | None:
+def before_planning(view: RunView, *, worked_s: float) -> Failure | None:
     """Return why the run may not take another step; None when it may.
 
-    `started_at_s` is how long the run has worked so far, in seconds of its own time.
+    `worked_s` is how long the run has worked so far, its waiting for people left out.
     """
     options, snapshot = view.facts.options, view.snapshot
     if snapshot.step_index >= options.max_steps:
@@ -23,7 +22,7 @@ def before_planning(core: Core, view: RunView, started_at_s: float) -> Failure |
         ("tokens", snapshot.input_tokens + snapshot.output_tokens, budget.tokens),
         ("output_tokens", snapshot.output_tokens, budget.output_tokens),
         ("cost", snapshot.cost, budget.cost),
-        ("wall_time_s", started_at_s, budget.wall_time_s),
+        ("wall_time_s", worked_s, budget.wall_time_s),
         ("context_tokens", snapshot.context_tokens, budget.context_tokens),
     )
     for name, used, limit in spent:

@@ -23,10 +23,10 @@ from perdure.engine.core import Core
 from perdure.engine.counting import count_draft
 from perdure.engine.draft import Draft
 from perdure.engine.expiry import expire_interrupt
-from perdure.engine.load import Damaged, load_view
+from perdure.engine.load import load_view
 from perdure.engine.ports import ToolRunner
 from perdure.engine.unheld import unheld_draft
-from perdure.protocol.errors import PerdureError
+from perdure.protocol.errors import PerdureError, Unavailable
 from perdure.protocol.events import TimeoutEvent
 from perdure.protocol.failures import Failure, FailureCode, Stage
 from perdure.protocol.runs import RunRow
@@ -78,8 +78,10 @@ class Maintenance:
                     return await expire_interrupt(self.core, timer.run_id, timer.ref or "")
                 case TimerKind.DEADLINE | TimerKind.CLOSE:
                     return await close_unheld(self.core, timer.run_id, timer.kind, self.tools)
-        except Damaged as error:
-            log.warning("run %s cannot be closed: %s", timer.run_id, error)
+        except Unavailable:
+            raise
+        except Exception:  # one run's trouble must not keep the timers of all others
+            log.exception("the %s of run %s could not be acted upon", timer.kind, timer.run_id)
             return False
 
 

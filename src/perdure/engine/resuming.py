@@ -7,9 +7,17 @@ from perdure.protocol.states import RunState, StepStatus, Transition
 
 
 def go_on(core: Core, row: RunRow, draft: Draft) -> None:
-    """Draft the way back to executing, if nothing else is open; the wait is counted apart."""
+    """Draft the way back to executing, if nothing else is open; the wait is counted apart.
+
+    A run that stands in `executing` without a holder (drained, lost, in back-off) stays
+    claimable: a write beside no holder says anew whether the run may be claimed.
+    """
     snapshot = draft.view.snapshot
-    if snapshot.state is not RunState.WAITING_HUMAN or snapshot.open_interrupts:
+    if snapshot.state is not RunState.WAITING_HUMAN:
+        if row.hot.lease_owner is None:
+            draft.ready_in_s = 0
+        return
+    if snapshot.open_interrupts:
         return
     since = row.hot.waiting_since
     if since is not None:

@@ -1,19 +1,25 @@
 """Where a run goes when there is nothing to run at the moment: on, aside, or to its end."""
 
+from collections.abc import Mapping
+
 from perdure.engine.closing import close_run, end_transition
 from perdure.engine.draft import Draft
-from perdure.protocol.failures import Failure, FailureCode
+from perdure.engine.fold import RunSnapshot
+from perdure.engine.ports import ToolOutcome
+from perdure.protocol.failures import Failure, FailureCode, Stage
 from perdure.protocol.states import AttemptEnd, ParkedOn, StepStatus, Transition
 
 
 def settle(draft: Draft, *, retry_in_s: float | None) -> None:
     """Draft what follows once no call runs or can run at once.
 
-    Open interrupts: the run waits for a person, held by nobody. Calls to be tried again later:
+    A rejected action: the run fails. Open interrupts: the run waits for a person, held by nobody. Calls to be tried again later:
     it waits out their back-off. Else the step is done and planning goes on.
     """
     snapshot = draft.view.snapshot
-    if snapshot.open_interrupts:
+    if snapshot.rejected is not None:
+        fail(draft, rejection(snapshot))
+    elif snapshot.open_interrupts:
         draft.note_step(StepStatus.WAITING)
         draft.move(Transition.NEED_APPROVAL)
         draft.release(AttemptEnd.PARKED)
@@ -39,6 +45,17 @@ def finish_step(draft: Draft) -> None:
         draft.move(Transition.NEXT_STEP)
 
 
-def fail(draft: Draft, failure: Failure) -> None:
+def fail(draft: Draft, failure: Failure, *, known: Mapping[str, ToolOutcome] | None = None) -> None:
     """Draft the failure of a held run in planning or executing."""
-    close_run(draft, end_transition(draft.view.snapshot.state, failure), failure)
+    why = end_transition(draft.view.snapshot.state, failure)
+    close_run(draft, why, failure, known=known)
+
+
+def rejection(snapshot: RunSnapshot) -> Failure:
+    """Return the failure of a run whose action a person rejected: the first who did."""
+    return Failure(
+        code=FailureCode.APPROVAL_REJECTED,
+        reason=snapshot.rejected_reason or "a person rejected the action",
+        stage=Stage.WAITING,
+        details={"interrupt_id": snapshot.rejected, "by": snapshot.rejected_by},
+    )

@@ -13,7 +13,7 @@ from perdure.protocol.errors import IdempotencyMismatch, Invalid, NotFound
 from perdure.protocol.events import NewEvent, StateEvent
 from perdure.protocol.ids import MESSAGE, RUN, THREAD, hex_of
 from perdure.protocol.runs import Caller, RunContext, RunOptions, RunRow
-from perdure.protocol.states import RunState
+from perdure.protocol.states import CancelAction, RunState
 from perdure.protocol.values import Value
 from perdure.signals.ports import QUEUE_TOPIC, run_topic
 from perdure.store.commits import NewRun
@@ -70,10 +70,19 @@ def _check(card: AgentCard, order: RunOrder) -> None:
         problem = problem_with(card.input_schema, order.input)
         if problem is not None:
             raise Invalid(f"the input does not fit the agent at {problem}", field="/input")
+    _check_available(order.options)
     if order.options.output_schema is not None:
         problem = problem_with_schema(order.options.output_schema)
         if problem is not None:
             raise Invalid(f"not a JSON Schema: {problem}", field="/options/output_schema")
+
+
+def _check_available(options: RunOptions) -> None:
+    """Refuse what a later release carries out, instead of accepting and ignoring it."""
+    if options.recovery_mode != "resume":
+        raise Invalid("only recovery by resuming is available", field="/options/recovery_mode")
+    if options.cancel_policy is not CancelAction.INTERRUPT:
+        raise Invalid("only cancel by interrupt is available", field="/options/cancel_policy")
 
 
 def _new_run(core: Core, order: RunOrder, card: AgentCard) -> NewRun:

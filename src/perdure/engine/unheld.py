@@ -12,7 +12,7 @@ from perdure.engine.committer import announce
 from perdure.engine.core import Core
 from perdure.engine.counting import count_draft
 from perdure.engine.draft import Draft
-from perdure.engine.load import load_view
+from perdure.engine.load import Damaged, load_view
 from perdure.engine.view import RunView
 from perdure.protocol.errors import Conflict
 from perdure.protocol.runs import RunRow
@@ -42,7 +42,7 @@ async def intervene(
     again on a fresh view whenever somebody else wrote first, and may raise to refuse. Returns
     None when the run does not exist or nothing was to be written.
 
-    Raises Conflict when the run moved on at every try.
+    Raises Conflict when the run moved on at every try, or is damaged or put aside for repair.
     """
     for attempt in range(TRIES_MAX):
         row = await core.reader.find_run(None, run_id)
@@ -50,7 +50,10 @@ async def intervene(
             return None
         if row.hot.parked_on is ParkedOn.REPAIR:
             raise Conflict("the run is put aside for repair")
-        view = await load_view(core, row)
+        try:
+            view = await load_view(core, row)
+        except Damaged as error:
+            raise Conflict(f"the run needs repair: {error}") from error
         draft = unheld_draft(core, view, row)
         if not draft_change(row, draft):
             return None

@@ -33,7 +33,7 @@ from perdure.engine.view import RunView
 from perdure.protocol.agents import AgentCard
 from perdure.protocol.base import RUNTIME_VERSION
 from perdure.protocol.codec import digest
-from perdure.protocol.errors import PerdureError
+from perdure.protocol.errors import PerdureError, StoreFull, Unavailable
 from perdure.protocol.ids import WORKER
 from perdure.signals.ports import CANCEL_TOPIC, QUEUE_TOPIC, Wakeup
 from perdure.store.commits import (
@@ -197,16 +197,14 @@ class Worker:
         except* LeaseGone:
             self.core.metrics.engine.lease_losses.inc()
             log.info("lease lost", extra={"run_id": lease.run_id})
-        except* Damaged as group:
-            await self._quarantine(claimed, lease, group.exceptions[0])
         except* Exception as group:  # noqa: BLE001  # the one boundary of an attempt
-            await self._attempt_failed(attempt, lease, _first(group))
+            await self._wind_up(claimed, attempt, lease, _first(group))
         finally:
             if self._leases.get(lease.run_id) is lease:
                 del self._leases[lease.run_id]
             self.core.metrics.engine.runs_held.set(len(self._leases))
             self._freed.set()
-            if attempt is not None and not attempt.released:
+            if attempt is not None:
                 for item in attempt.effects.unrecorded:
                     self._keep_late(item, attempt.view, lease)
 
@@ -230,25 +228,42 @@ class Worker:
             input_position=claimed.input_position,
         )
 
-    async def _quarantine(self, claimed: Claimed, lease: Lease, error: BaseException) -> None:
-        log.error("run %s is put aside for repair: %s", lease.run_id, error)
-        await self.core.store.quarantine(
-            lease.run_id, lease.token, str(error)[:1000], claimed.row.hot.step_index
-        )
-
-    async def _attempt_failed(
-        self, attempt: Attempt | None, lease: Lease, error: Exception
+    async def _wind_up(
+        self, claimed: Claimed, attempt: Attempt | None, lease: Lease, error: Exception
     ) -> None:
-        log.warning("attempt of %s failed", lease.run_id, exc_info=error)
+        """Record how an attempt failed. When even that fails, its lease runs out by itself."""
         try:
             with anyio.CancelScope(shield=True):
-                if attempt is not None:
+                if isinstance(error, Damaged):
+                    await self._put_aside(claimed, attempt, lease, error)
+                elif attempt is not None:
+                    log.warning("attempt of %s failed", lease.run_id, exc_info=error)
                     await attempt.fail_attempt(error)
                 else:
-                    key = LeaseKey(run_id=lease.run_id, token=lease.token)
-                    await self.core.store.release_runs(self.worker_id, [key])
-        except* (LeaseGone, PerdureError, Damaged):
+                    await self._not_begun(lease, error)
+        except* LeaseGone:
             log.info("lease lost while failing", extra={"run_id": lease.run_id})
+        except* Exception as group:  # noqa: BLE001  # one run must not take the worker down
+            log.warning("run %s: its failure is not recorded: %s", lease.run_id, _first(group))
+
+    async def _put_aside(
+        self, claimed: Claimed, attempt: Attempt | None, lease: Lease, error: Damaged
+    ) -> None:
+        log.error("run %s is put aside for repair: %s", lease.run_id, error)
+        step = claimed.row.hot.step_index
+        if attempt is not None:
+            step = attempt.view.snapshot.step_index
+        await self.core.store.quarantine(lease.run_id, lease.token, str(error)[:1000], step)
+
+    async def _not_begun(self, lease: Lease, error: Exception) -> None:
+        """Give a run back that could not be loaded because the store was away.
+
+        For any other error its lease runs out: that counts as a fault, and bounds the tries.
+        """
+        log.warning("run %s could not be loaded", lease.run_id, exc_info=error)
+        if isinstance(error, Unavailable):
+            key = LeaseKey(run_id=lease.run_id, token=lease.token)
+            await self.core.store.release_runs(self.worker_id, [key])
 
     # -- leases
 
@@ -259,10 +274,10 @@ class Worker:
             for lease in list(self._leases.values())
         ]
 
-    def renewed(self, run_id: str, *, held: bool, epoch: int, valid_until: float) -> None:
-        """Take the answer to one renewal; called on the engine's loop."""
-        lease = self._leases.get(run_id)
-        if lease is None:
+    def renewed(self, key: LeaseKey, *, held: bool, epoch: int, valid_until: float) -> None:
+        """Take the answer for one lease; called on the engine's loop."""
+        lease = self._leases.get(key.run_id)
+        if lease is None or lease.token != key.token:
             return
         if not held:
             lease.stop(Stop.LEASE_LOST)
@@ -324,9 +339,12 @@ class Worker:
             try:
                 await self.core.store.record_late(late)
                 self.core.metrics.engine.late_writes.inc()
-            except PerdureError as error:
-                log.warning("a late result could not be recorded: %s", error)
+            except (Unavailable, StoreFull) as error:
+                log.warning("a late result waits for the store: %s", error)
+                await anyio.sleep(self.core.settings.poll_interval_s)
                 return
+            except PerdureError:
+                log.exception("a late result of %s cannot be recorded", late.run_id)
             if self._late and self._late[0] is late:
                 self._late.popleft()
 

@@ -23,7 +23,8 @@ def _name_the_type(schema: dict[str, JsonValue]) -> None:
     properties, required = schema["properties"], schema.setdefault("required", [])
     assert isinstance(properties, dict)
     assert isinstance(required, list)
-    assert isinstance(kind := properties["type"], dict)
+    kind = properties["type"]
+    assert isinstance(kind, dict)
     kind.pop("default", None)
     if "type" not in required:
         required.insert(0, "type")

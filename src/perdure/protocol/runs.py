@@ -176,13 +176,6 @@ class RunRow:
     hot: RunHot
 
 
-_RUNNING_STATUS = {
-    RunState.PLANNING: RunStatus.RUNNING,
-    RunState.EXECUTING: RunStatus.RUNNING,
-    RunState.SUCCEEDED: RunStatus.COMPLETED,
-}
-
-
 def status_of(hot: RunHot) -> RunStatus:
     """Return the protocol status of a run (R-2.3); never stored."""
     if hot.state is RunState.FAILED:
@@ -197,7 +190,7 @@ def status_of(hot: RunHot) -> RunStatus:
     if hot.state is RunState.PENDING:
         return RunStatus.SUBMITTED if hot.parked_on is not None else RunStatus.QUEUED
     held_or_parked = hot.lease_owner is not None or hot.parked_on is not None
-    return RunStatus.RUNNING if held_or_parked or hot.attempt > 0 else RunStatus.QUEUED
+    return RunStatus.RUNNING if held_or_parked else RunStatus.QUEUED
 
 
 def _failed_status(hot: RunHot) -> RunStatus:

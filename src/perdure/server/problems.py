@@ -16,6 +16,7 @@ from pydantic import Field, JsonValue
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match, Route
 from starlette.types import Scope
 
 from perdure.protocol.base import Stored
@@ -195,7 +196,18 @@ async def on_http_error(request: Request, error: Exception) -> Response:
     response = answer(make_problem(code, raised.detail, instance=instance_of(request.scope)))
     for name, value in (raised.headers or {}).items():
         response.headers[name] = value
+    if raised.status_code == 405:
+        response.headers["Allow"] = ", ".join(_methods_of(request))
     return response
+
+
+def _methods_of(request: Request) -> list[str]:
+    """Return all methods that the path takes: the framework names those of one route only."""
+    found: set[str] = set()
+    for route in request.app.router.routes:
+        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE:
+            found |= route.methods or set()
+    return sorted(found)
 
 
 async def on_validation_error(request: Request, error: Exception) -> Response:

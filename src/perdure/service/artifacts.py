@@ -3,8 +3,11 @@
 from dataclasses import dataclass
 
 from perdure.protocol.errors import Gone, NotFound
+from perdure.protocol.failures import FailureCode
 from perdure.protocol.ids import ARTIFACT
 from perdure.protocol.records import ArtifactRow
+from perdure.protocol.runs import RunRow
+from perdure.protocol.states import ArtifactStatus
 from perdure.service.base import Service, Slice, cut, known, own_run
 from perdure.service.principal import Principal
 from perdure.service.views import ArtifactView
@@ -22,17 +25,18 @@ async def list_artifacts(
     service: Service, principal: Principal, run_id: str, *, after: str | None, limit: int
 ) -> Slice[ArtifactView]:
     """Return a run's artifacts, oldest first. Raises NotFound."""
-    await own_run(service, principal, run_id)
+    run = await own_run(service, principal, run_id)
     found = await service.reader.list_artifacts(
         principal.tenant_id, run_id=run_id, thread_id=None, after=after, limit=limit + 1
     )
     rows, more = cut(found, limit)
-    return Slice([_view(row) for row in rows], rows[-1].artifact_id if more else None)
+    return Slice([_view(row, run) for row in rows], rows[-1].artifact_id if more else None)
 
 
 async def get_artifact(service: Service, principal: Principal, identifier: str) -> ArtifactView:
     """Return one artifact. Raises NotFound."""
-    return _view(await _find(service, principal, identifier))
+    row = await _find(service, principal, identifier)
+    return _view(row, await own_run(service, principal, row.run_id))
 
 
 async def read_content(service: Service, principal: Principal, identifier: str) -> Content:
@@ -41,7 +45,7 @@ async def read_content(service: Service, principal: Principal, identifier: str) 
     data = await service.reader.read_blob(principal.tenant_id, row.digest)
     if data is None:
         raise Gone("the artifact's content is no longer kept")
-    return Content(_view(row), data)
+    return Content(_view(row, await own_run(service, principal, row.run_id)), data)
 
 
 async def _find(service: Service, principal: Principal, identifier: str) -> ArtifactRow:
@@ -52,7 +56,14 @@ async def _find(service: Service, principal: Principal, identifier: str) -> Arti
     return row
 
 
-def _view(row: ArtifactRow) -> ArtifactView:
+def _status(row: ArtifactRow, run: RunRow) -> ArtifactStatus:
+    """Return the status as it is shown: what a cancelled run left is marked so (R-9.7)."""
+    cancelled = run.hot.code is FailureCode.RUN_CANCELLED
+    kept = cancelled and row.status is not ArtifactStatus.ADOPTED
+    return ArtifactStatus.CANCELLED if kept else row.status
+
+
+def _view(row: ArtifactRow, run: RunRow) -> ArtifactView:
     return ArtifactView.model_construct(
         artifact_id=row.artifact_id,
         run_id=row.run_id,
@@ -65,7 +76,7 @@ def _view(row: ArtifactRow) -> ArtifactView:
         media_type=row.media_type,
         digest=row.digest,
         size=row.size,
-        status=row.status,
+        status=_status(row, run),
         seq=row.seq,
         created_at=row.created_at,
     )

@@ -322,7 +322,7 @@ class Reader(Protocol):
         ...
 
     async def due_timers(self, limit: int) -> list[DueTimer]:
-        """Return timers that are due, of runs that nobody holds."""
+        """Return timers that are due, of runs that nobody holds and that are not in repair."""
         ...
 
     async def is_ready(self, run_id: str) -> bool:

@@ -58,7 +58,6 @@ SETTINGS = EngineSettings(
     heartbeat_s=0.05,
     cancel_grace_s=0.2,
     drain_grace_s=2.0,
-    wait_poll_s=0.05,
 )
 """Short intervals: a test does not wait for what a signal tells anyway."""
 

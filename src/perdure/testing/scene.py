@@ -37,6 +37,7 @@ from perdure.protocol.base import TENANT_DEFAULT, Model
 from perdure.protocol.codec import canonical, digest, digest_bytes
 from perdure.protocol.decisions import CallTools, Decision, Finish, ToolRequest
 from perdure.protocol.errors import Unavailable
+from perdure.protocol.policies import MAX_ATTEMPTS_DEFAULT
 from perdure.protocol.runs import Caller, RunContext, RunOptions
 from perdure.protocol.states import Answer, CancelAction
 from perdure.runtime import open_core, open_worker
@@ -139,22 +140,24 @@ def scene_catalog(outside: Outside, trap: Trap) -> Catalog:
 # ---------------------------------------------------------------- what a caller does
 
 
-def run_order(act: Act, key: str) -> RunOrder:
+def run_order(act: Act, key: str, max_attempts: int = MAX_ATTEMPTS_DEFAULT) -> RunOrder:
     """Return the order of a run; the same key orders the same run again."""
     wish: JsonValue = {"act": act}
     return RunOrder(
         agent_id=AGENT,
         input=wish,
         context=RunContext(user_id="ada"),
-        options=RunOptions(idempotency_key=key),
+        options=RunOptions(idempotency_key=key, max_attempts=max_attempts),
         caller=Caller(tenant_id=TENANT_DEFAULT, principal="local"),
         fingerprint=digest([AGENT, wish]),
     )
 
 
-async def submit_act(core: Core, act: Act, key: str) -> str:
+async def submit_act(
+    core: Core, act: Act, key: str, max_attempts: int = MAX_ATTEMPTS_DEFAULT
+) -> str:
     """Submit a run and return its id."""
-    return (await submit_run(core, run_order(act, key))).row.facts.run_id
+    return (await submit_run(core, run_order(act, key, max_attempts))).row.facts.run_id
 
 
 async def cancel_act(core: Core, run_id: str) -> None:

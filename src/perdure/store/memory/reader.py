@@ -19,8 +19,8 @@ from perdure.protocol.records import (
     ThreadRow,
     ToolCallRow,
 )
-from perdure.protocol.runs import RunRow
-from perdure.protocol.states import TERMINAL, InterruptStatus, is_open
+from perdure.protocol.runs import RunHot, RunRow
+from perdure.protocol.states import TERMINAL, InterruptStatus, ParkedOn, is_open
 from perdure.store.commits import DueTimer
 from perdure.store.memory.tables import Run, Tables
 from perdure.store.ports import (
@@ -239,8 +239,7 @@ class MemoryReader:
         """See `Reader.due_timers`. The longest due first."""
         now, runs = self._tables.clock(), self._tables.runs
         due = [timer for timer in self._timers() if timer[0] <= now]
-        unheld = [timer for _, timer in due if runs[timer.run_id].hot.lease_owner is None]
-        return unheld[:limit]
+        return [timer for _, timer in due if _may_fire(runs[timer.run_id].hot)][:limit]
 
     def _timers(self) -> list[tuple[datetime, DueTimer]]:
         """Return all timers by time, then run, kind and interrupt."""
@@ -299,3 +298,8 @@ def _matches(run: Run, where: RunFilter) -> bool:
 
 def _age_s(times: list[datetime], now: datetime) -> float:
     return max(0.0, (now - min(times)).total_seconds()) if times else 0.0
+
+
+def _may_fire(hot: RunHot) -> bool:
+    """Tell whether timers of a run are acted upon: nobody holds it, and it is not in repair."""
+    return hot.lease_owner is None and hot.parked_on is not ParkedOn.REPAIR

@@ -150,7 +150,13 @@ def _terminal_seq(commit: Commit) -> int:
 def _event_rows(commit: Commit, place: int) -> list[tuple[Any, ...]]:
     first = commit.guard.expected_seq + 1
     return [
-        (place, first + i, event.step_index, TYPE_NUMBER[event.data.type], data_out(event.encoded()))
+        (
+            place,
+            first + i,
+            event.step_index,
+            TYPE_NUMBER[event.data.type],
+            data_out(event.encoded()),
+        )
         for i, event in enumerate(commit.events)
     ]
 

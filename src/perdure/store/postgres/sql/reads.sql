@@ -166,7 +166,9 @@ SELECT tool_call_id, execution, run_id, attempt, epoch, seq, status, external_re
 SELECT t.run_id, t.kind, t.ref
   FROM timers AS t
  CROSS JOIN LATERAL (
-    SELECT 1 FROM run_state AS s WHERE s.run_id = t.run_id AND s.lease_owner IS NULL OFFSET 0
+    SELECT 1 FROM run_state AS s
+     WHERE s.run_id = t.run_id AND s.lease_owner IS NULL
+       AND s.parked_on IS DISTINCT FROM 'repair' OFFSET 0
  ) AS unheld
  WHERE t.due_at <= coalesce($1::timestamptz, now())
  ORDER BY t.due_at, t.run_id, t.kind, t.ref LIMIT $2;

@@ -71,7 +71,7 @@ DELETE FROM timers WHERE run_id IN (VALUES (?));
 SELECT t.run_id, t.kind, t.ref
 FROM timers AS t
 INNER JOIN run_state AS s ON s.run_id = t.run_id
-WHERE t.due_at <= ? AND s.lease_owner IS NULL
+WHERE t.due_at <= ? AND s.lease_owner IS NULL AND s.parked_on IS NOT 'repair'
 ORDER BY t.due_at, t.run_id, t.kind, t.ref
 LIMIT ?;
 
