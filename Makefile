@@ -88,14 +88,18 @@ test-node: $(VENV)/.dev  ## tests with JavaScript clients; needs node and npm
 	cd tests/node && npm ci --no-audit --no-fund
 	$(BIN)/pytest tests/node $(ARGS)
 
+.PHONY: fuzz
+fuzz: $(VENV)/.dev  ## Schemathesis against the API, five minutes on each store; ARGS= adds options
+	$(BIN)/python -m tests.server.fuzz $(ARGS)
+
 .PHONY: crash
 crash: $(VENV)/.dev  ## the long kill -9 campaign
 	$(BIN)/python -m pytest tests/crash -m crash_full $(ARGS)
 
 # Off: 102 (awaits in finally stand in shielded scopes with a limit, which it cannot see through
 # helpers), 106 (a style of import), 114 (knows the name `start` only by convention), 124 (a port's
-# methods are async whether one adapter awaits or not).
-ASYNC_OFF := ASYNC102,ASYNC106,ASYNC114,ASYNC124
+# methods are async whether one adapter awaits or not), 9xx (for trio; off by default).
+ASYNC_OFF := ASYNC102,ASYNC106,ASYNC114,ASYNC124,ASYNC9
 
 .PHONY: check
 check: $(VENV)/.dev  ## every static check, fast ones first

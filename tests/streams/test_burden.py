@@ -1,8 +1,9 @@
 """Clients that do not read, vanish, or come in crowds cost bounded memory and delay nobody.
 
-F23, F31, F33, MEM-01 and MEM-04 on both databases, over real sockets.
+R-6.3, R-6.7; F23, F31, F33, MEM-01 and MEM-04 on both databases, over real sockets.
 """
 
+import logging
 import os
 import socket
 import time
@@ -20,6 +21,8 @@ from perdure.server.serve import DEAD_PEER_MS
 from perdure.testing.sse_client import SseEvent, StreamInterrupted, follow_to_the_end
 from tests.server.world import World, eventually, open_world, value_of
 from tests.streams.crowd import assert_exact, stored_log
+
+log = logging.getLogger(__name__)
 
 MIB = 1024 * 1024
 PAGE_BYTES = os.sysconf("SC_PAGESIZE")
@@ -55,6 +58,8 @@ async def test_mem_01_a_viewer_that_stopped_reading_costs_bounded_memory(world: 
         await eventually(lambda: value_of(world.metrics.server.sse_dropped) == 1)
         most = max(most, resident_bytes())
         seen = await _what_is_left(stream.next)
+    counts = (len(seen) + 1, 200 * 100)
+    log.info("%.1f MB more, %d of %d events before the cut", (most - before) / MIB, *counts)
     assert most - before < 50 * MIB
     ids = [int(first.id), *seen]
     last = (await world.get(f"/v1/runs/{run['run_id']}"))["last_seq"]

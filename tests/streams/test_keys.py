@@ -1,4 +1,5 @@
-"""One intention is one run, thread or message (R-3.2, A6; reported bugs DUP; F30), on both stores.
+"""One intention is one run, thread or message (R-3.2, A6; reported bugs DUP; F30), on both stores;
+a message by its id (R-1.1).
 
 Two servers over one database are in `test_server_killed`.
 """

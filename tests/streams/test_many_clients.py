@@ -1,4 +1,6 @@
-"""Many clients, lost connections, lost signals: each client's log is the stored log (A5, F25, F32).
+"""Many clients, lost connections, lost signals: each client's log is the stored log.
+
+A5; R-6.3, R-6.4, R-6.6, R-12.2; F25, F32.
 
 The server, the worker and the clients share one process and talk over real sockets. What happens
 is drawn from a seed; when it happens is not.

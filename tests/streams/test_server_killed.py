@@ -1,4 +1,4 @@
-"""API processes that are killed (F07), and several over one database (A6, DUP-02, STR-01)."""
+"""API processes that are killed (F07, R-6.4), and several over one database (A6, R-3.2, DUP-02)."""
 
 import signal
 from pathlib import Path

@@ -11,7 +11,7 @@ from perdure.engine.fold import OpenCall, OpenInterrupt
 from perdure.engine.ports import ToolOutcome
 from perdure.engine.results import add_result, runtime_result
 from perdure.engine.resuming import go_on
-from perdure.engine.schema import problem_with
+from perdure.engine.schema import problem_with_value
 from perdure.engine.steps import rejection
 from perdure.engine.unheld import intervene
 from perdure.protocol.codec import digest
@@ -139,13 +139,13 @@ def _check(
     if question.approvers and reply.by not in question.approvers:
         raise Forbidden("this approval is for others to decide")
     if question.answer_schema is not None and reply.answer is Answer.RESPOND:
-        problem = problem_with(question.answer_schema, reply.value)
+        problem = problem_with_value(question.answer_schema, reply.value)
         if problem is not None:
             raise Invalid(f"the answer does not fit its schema at {problem}", field="/value")
     if reply.answer is Answer.EDIT:
         call = calls[question.tool_call_id or ""]
         spec = specs.get((call.tool, call.version or ""))
-        problem = problem_with(spec.input_schema, reply.args) if spec is not None else None
+        problem = problem_with_value(spec.input_schema, reply.args) if spec is not None else None
         if problem is not None:
             raise Invalid(f"the arguments do not fit {call.tool} at {problem}", field="/args")
 

@@ -34,7 +34,7 @@ from perdure.engine.load import catch_up, load_view
 from perdure.engine.planning import Judge, draft_decision, draft_model_uses
 from perdure.engine.ports import HostedAgent, PlannerFailure
 from perdure.engine.steps import fail, rejection, settle
-from perdure.engine.values import short
+from perdure.engine.values import describe
 from perdure.engine.view import RunView
 from perdure.protocol.decisions import Decision, UpdatePlan
 from perdure.protocol.errors import StoreFull, Unavailable
@@ -350,7 +350,7 @@ class Attempt:
     async def _draft_failed_attempt(self, error: Exception) -> None:
         view = self.view
         view.faults += 1
-        reason = short(f"{type(error).__name__}: {error}")
+        reason = describe(error)
         failure = Failure(code=FailureCode.INTERNAL, reason=reason, stage=Stage.RUNTIME)
         draft = self.draft()
         known = {item.call.tool_call_id: item.outcome for item in self.effects.unrecorded}

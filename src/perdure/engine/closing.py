@@ -68,7 +68,9 @@ def close_run(
         )
     reported = list(effects or [])
     for call in list(snapshot.open_calls.values()):
-        outcome = (known or {}).get(call.tool_call_id) or _unfinished(draft.view, call, failure)
+        outcome = (known or {}).get(call.tool_call_id)
+        if outcome is None or outcome.result.status is ToolCallStatus.PENDING:
+            outcome = _unfinished(draft.view, call, failure)
         add_result(
             draft, call, outcome, by="tool" if call.tool_call_id in (known or {}) else "runtime"
         )

@@ -15,7 +15,7 @@ from perdure.engine.fold import STATE_EVENT_NAME
 from perdure.engine.limits import calls_left, calls_used_up, repeated
 from perdure.engine.ports import HostedAgent, Policy, PolicyDecision, ToolRunner
 from perdure.engine.results import add_result, runtime_result
-from perdure.engine.schema import problem_with
+from perdure.engine.schema import check_schema, problem_with_value
 from perdure.engine.steps import fail, finish_step, settle
 from perdure.engine.values import Kept, short
 from perdure.engine.view import RunView
@@ -94,6 +94,8 @@ def draft_decision(draft: Draft, decision: Decision, judge: Judge) -> None:
         case Ask():
             _draft_ask(draft, decision)
         case UpdatePlan():
+            if decision.plan is None:
+                raise Invalid("a decision to update the plan holds no plan")
             finish_step(draft)
         case Sleep():
             finish_step(draft)
@@ -315,6 +317,8 @@ def request_approval(
 
 
 def _draft_ask(draft: Draft, decision: Ask) -> None:
+    if decision.answer_schema is not None:
+        check_schema(decision.answer_schema)
     payload = draft.keep(clean(decision.payload))
     interrupt_id = draft.ids.new(INTERRUPT)
     expires = decision.expires_in
@@ -377,5 +381,5 @@ def _answer_problem(view: RunView, answer: JsonValue) -> str | None:
         return f"required artifacts are missing: {', '.join(missing)}"
     if options.output_schema is None:
         return None
-    problem = problem_with(options.output_schema, answer)
+    problem = problem_with_value(options.output_schema, answer)
     return f"the answer does not fit the required output at {problem}" if problem else None

@@ -5,16 +5,17 @@ from dataclasses import dataclass
 from pydantic import JsonValue
 
 from perdure.engine.core import Core
-from perdure.engine.schema import problem_with, problem_with_schema
+from perdure.engine.schema import check_schema, problem_with_value
 from perdure.engine.values import keep
 from perdure.protocol.agents import AgentCard
 from perdure.protocol.base import RUNTIME_VERSION
+from perdure.protocol.codec import encode
 from perdure.protocol.errors import IdempotencyMismatch, Invalid, NotFound
 from perdure.protocol.events import NewEvent, StateEvent
 from perdure.protocol.ids import MESSAGE, RUN, THREAD, hex_of
 from perdure.protocol.runs import Caller, RunContext, RunOptions, RunRow
 from perdure.protocol.states import CancelAction, RunState
-from perdure.protocol.values import Value
+from perdure.protocol.values import METADATA_BYTES_MAX, Value
 from perdure.signals.ports import QUEUE_TOPIC, run_topic
 from perdure.store.commits import NewRun
 
@@ -66,15 +67,15 @@ async def submit_run(core: Core, order: RunOrder) -> Submitted:
 
 
 def _check(card: AgentCard, order: RunOrder) -> None:
+    if len(encode(order.context.model_dump(mode="json"))) > METADATA_BYTES_MAX:
+        raise Invalid(f"the context has at most {METADATA_BYTES_MAX} bytes", field="/context")
     if card.input_schema is not None:
-        problem = problem_with(card.input_schema, order.input)
+        problem = problem_with_value(card.input_schema, order.input)
         if problem is not None:
             raise Invalid(f"the input does not fit the agent at {problem}", field="/input")
     _check_available(order.options)
     if order.options.output_schema is not None:
-        problem = problem_with_schema(order.options.output_schema)
-        if problem is not None:
-            raise Invalid(f"not a JSON Schema: {problem}", field="/options/output_schema")
+        check_schema(order.options.output_schema, field="/options/output_schema")
 
 
 def _check_available(options: RunOptions) -> None:

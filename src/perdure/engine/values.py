@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from pydantic import JsonValue
 
-from perdure.protocol.codec import digest, digest_bytes, encode
+from perdure.protocol.codec import clean, digest, digest_bytes, encode
 from perdure.protocol.errors import TooLarge
 from perdure.protocol.values import (
     BLOB_BYTES_MAX,
@@ -53,5 +53,15 @@ def shown(inline: JsonValue, ref: BlobRef | None) -> JsonValue:
 
 
 def short(text: str, limit: int = 2000) -> str:
-    """Return the text, cut to `limit` characters with a mark."""
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+    """Return the text as it can be stored, cut to `limit` characters with a mark."""
+    text = text if len(text) <= limit else text[: limit - 1] + "…"
+    return str(clean(text))
+
+
+def describe(error: BaseException) -> str:
+    """Return type and text of an error of foreign code, whose text may itself raise."""
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001  # a text that cannot be had is left out
+        text = "(its text cannot be printed)"
+    return short(f"{type(error).__name__}: {text}")

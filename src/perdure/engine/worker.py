@@ -159,6 +159,9 @@ class Worker:
         )
         try:
             claimed = await self.core.store.claim_runs(want)
+            if claimed and self._claimed_too_late():
+                await self._hand_back(claimed)
+                return []
         except PerdureError as error:
             log.warning("claim failed: %s", error)
             await anyio.sleep(self.core.settings.poll_interval_s)
@@ -166,12 +169,28 @@ class Worker:
         self.core.metrics.engine.claims.inc(len(claimed))
         return claimed
 
-    def _hold(self, claimed: Claimed) -> Lease:
+    @property
+    def _trusted_until(self) -> float:
+        """Until when leases of the last claim are trusted, unless they are renewed."""
         settings = self.core.settings
+        return self._claim_sent + settings.lease_ttl_s - settings.lease_margin_s
+
+    def _claimed_too_late(self) -> bool:
+        """Tell whether the answer took so long that no renewal may come in time."""
+        left_s = self._trusted_until - self.core.clock.monotonic()
+        return left_s < self.core.settings.heartbeat_s
+
+    async def _hand_back(self, claimed: list[Claimed]) -> None:
+        """Release what cannot be trusted; a lease that ran out would count against the runs."""
+        log.warning("%d runs were claimed too late and are handed back", len(claimed))
+        keys = [LeaseKey(run_id=item.row.facts.run_id, token=item.token) for item in claimed]
+        await self.core.store.release_runs(self.worker_id, keys)
+
+    def _hold(self, claimed: Claimed) -> Lease:
         lease = Lease(
             claimed.row.facts.run_id,
             claimed.token,
-            valid_until=self._claim_sent + settings.lease_ttl_s - settings.lease_margin_s,
+            valid_until=self._trusted_until,
             epoch=claimed.row.hot.cancel_epoch,
         )
         older = self._leases.get(lease.run_id)

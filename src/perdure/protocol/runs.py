@@ -11,6 +11,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, JsonValue
 
 from perdure.protocol.base import Model, Stored, Time
+from perdure.protocol.codec import encode
 from perdure.protocol.failures import Failure, FailureCode
 from perdure.protocol.policies import (
     MAX_ATTEMPTS_DEFAULT,
@@ -28,7 +29,13 @@ from perdure.protocol.states import (
     RunStatus,
     WaitingOn,
 )
-from perdure.protocol.values import IDEMPOTENCY_KEY_BYTES_MAX, METADATA_KEYS_MAX, BlobRef, Value
+from perdure.protocol.values import (
+    IDEMPOTENCY_KEY_BYTES_MAX,
+    METADATA_BYTES_MAX,
+    METADATA_KEYS_MAX,
+    BlobRef,
+    Value,
+)
 
 
 def _bounded_metadata(value: dict[str, JsonValue]) -> dict[str, JsonValue]:
@@ -36,6 +43,12 @@ def _bounded_metadata(value: dict[str, JsonValue]) -> dict[str, JsonValue]:
         raise ValueError(f"at most {METADATA_KEYS_MAX} keys")
     if any(len(key) > 200 for key in value):
         raise ValueError("a key is longer than 200 characters")
+    return value
+
+
+def _bounded_size(value: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    if len(encode(value)) > METADATA_BYTES_MAX:
+        raise ValueError(f"at most {METADATA_BYTES_MAX} bytes of JSON")
     return value
 
 
@@ -49,7 +62,9 @@ def _scope_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
-Metadata = Annotated[dict[str, JsonValue], AfterValidator(_bounded_metadata)]
+Metadata = Annotated[
+    dict[str, JsonValue], AfterValidator(_bounded_metadata), AfterValidator(_bounded_size)
+]
 IdempotencyKey = Annotated[str | None, AfterValidator(_bounded_key)]
 
 

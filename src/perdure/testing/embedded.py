@@ -354,6 +354,7 @@ async def embedded(
         runner = LocalToolRunner(catalog.tools, grace_s=settings.cancel_grace_s)
         judge = policy or DefaultPolicy()
         async with runner, anyio.create_task_group() as group:
+            catalog.attach(runner.user_code)
             engine = Embedded(
                 core=core,
                 catalog=catalog,
