@@ -36,7 +36,7 @@ $(VENV)/.created:
 	@touch $@
 
 $(VENV)/.runtime: $(VENV)/.created requirements/runtime.lock pyproject.toml
-	@echo "Installing the runtime into $(VENV)"
+	@echo "Installing the runtime into $(VENV)" >&2
 	@$(PIP) install --no-compile --no-deps --require-hashes -r requirements/runtime.lock
 	@$(INSTALL_PROJECT)
 	@$(COMPILE_ALL)
@@ -44,7 +44,7 @@ $(VENV)/.runtime: $(VENV)/.created requirements/runtime.lock pyproject.toml
 
 # The development lock holds everything of the runtime lock at the same versions.
 $(VENV)/.dev: $(VENV)/.created requirements/dev.lock requirements/runtime.lock pyproject.toml
-	@echo "Installing the development set into $(VENV)"
+	@echo "Installing the development set into $(VENV)" >&2
 	@$(PIP) install --no-compile --no-deps --require-hashes -r requirements/dev.lock
 	@$(INSTALL_PROJECT)
 	@$(COMPILE_ALL)
@@ -55,7 +55,7 @@ setup: $(VENV)/.dev  ## install everything for development into .venv
 
 # ---------------------------------------------------------------- use
 
-# DATA=folder  REGION=name  MODEL=name  YES=1 (ask nothing)  JSON=1 (machine-readable)  CRASH=1 (kill a worker half-way)
+# DATA=file.csv  REGION=name  MODEL=name  YES=1 (ask nothing)  JSON=1 (machine-readable)  CRASH=1 (kill a worker half-way)
 DEMO_FLAGS = $(if $(DATA),--data "$(DATA)") $(if $(REGION),--region "$(REGION)") $(if $(MODEL),--model "$(MODEL)") \
 	$(if $(filter 1,$(YES)),--yes) $(if $(filter 1,$(JSON)),--json) $(if $(filter 1,$(CRASH)),--crash)
 

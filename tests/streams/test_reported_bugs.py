@@ -1,4 +1,4 @@
-"""Reported bugs of group STR that need no deltas, on both databases, over real sockets (R-6.3, R-6.4)."""
+"""Reported bugs of group STR that need no deltas, on both databases (R-6.3, R-6.4)."""
 
 import json
 from collections.abc import AsyncGenerator
