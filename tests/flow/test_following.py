@@ -6,7 +6,8 @@ import anyio
 
 from perdure.engine.context import PlannerContext
 from perdure.protocol.decisions import Decision, Finish
-from perdure.protocol.events import EventView, StateEvent
+from perdure.protocol.event_views import EventView
+from perdure.protocol.events import StateEvent
 from perdure.protocol.states import RunState
 from perdure.service.base import Service
 from perdure.service.events import as_view, follow_run, starting_point

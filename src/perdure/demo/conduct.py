@@ -11,7 +11,7 @@ from perdure.demo.person import Person
 from perdure.demo.timeline import Timeline
 from perdure.demo.tools import REPORT_NAME, Place
 from perdure.protocol.errors import Unavailable
-from perdure.protocol.events import EventView
+from perdure.protocol.event_views import EventView
 from perdure.protocol.runs import Run
 from perdure.protocol.states import RunState, ToolCallStatus
 from perdure.service.agents import list_agents

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from perdure.ops.timeline import line_of, short
-from perdure.protocol.events import EventView
+from perdure.protocol.event_views import EventView
 
 _STYLES = {
     "state": "bold cyan",

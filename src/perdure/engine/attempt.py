@@ -313,16 +313,15 @@ class Attempt:
         """Send one commit until the store answers or the lease is over.
 
         Once sent it may be durable, and may itself have given the lease up: the heartbeat then
-        finds it gone. So it is sent again before that counts; the store's fence decides.
+        finds it gone. So it is sent again once before that counts; the store's fence decides.
         """
         commit = draft.build()
         self.check_lease()
         try:
             return await self.around.committer.commit(commit)
         except (Unavailable, StoreFull):
-            self.check_lease()
-        with anyio.CancelScope(shield=True):
-            return await self._send_again(commit)
+            with anyio.CancelScope(shield=True):
+                return await self._send_again(commit)
         raise AssertionError("a shielded scope is never cancelled")
 
     async def _send_again(

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pydantic import JsonValue
 
 from perdure.protocol.codec import canonical
-from perdure.protocol.events import EventView
+from perdure.protocol.event_views import EventView
 
 TEXT_CHARACTERS_MAX = 200
 

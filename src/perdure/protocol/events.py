@@ -16,7 +16,7 @@ from pydantic import Field, JsonValue, TypeAdapter, ValidationError
 from perdure.protocol.base import SCHEMA_VERSION, Stored, Time
 from perdure.protocol.codec import digest
 from perdure.protocol.failures import Failure
-from perdure.protocol.ids import event_id, span_id
+from perdure.protocol.ids import event_id
 from perdure.protocol.states import (
     CancelAction,
     InterruptKind,
@@ -493,24 +493,3 @@ def parse_event_data(event_type: str, raw: bytes) -> EventData | Unknown:
 
 class DamagedEvent(ValueError):
     """A stored event cannot be read: the row was damaged, or written by something else."""
-
-
-class EventView(Stored):
-    """An event as it is sent to clients (R-6.1)."""
-
-    event_id: str
-    run_id: str
-    seq: int
-    type: str
-    step_index: int
-    time: Time
-    schema_version: int
-    attempt: int
-    trace_id: str
-    span_id: str
-    data: JsonValue
-
-
-def span_of(run_id: str, step_index: int) -> str:
-    """Return the span id that events of a step carry."""
-    return span_id(run_id, step_index)

@@ -15,16 +15,10 @@ from perdure.engine.feed import Cursor, follow
 from perdure.protocol.base import SCHEMA_VERSION, format_time
 from perdure.protocol.codec import decode, encode
 from perdure.protocol.errors import HistoryReset, NotFound
-from perdure.protocol.events import (
-    DamagedEvent,
-    EventView,
-    RecordedEvent,
-    StateEvent,
-    Unknown,
-    span_of,
-)
+from perdure.protocol.event_views import EventView
+from perdure.protocol.events import DamagedEvent, RecordedEvent, StateEvent, Unknown
 from perdure.protocol.failures import FailureCode
-from perdure.protocol.ids import EVENT, RUN, event_id
+from perdure.protocol.ids import EVENT, RUN, event_id, span_id
 from perdure.protocol.records import InterruptRow
 from perdure.protocol.runs import RunRow
 from perdure.protocol.states import TERMINAL, CancelAction, InterruptKind, RunState, RunStatus
@@ -107,7 +101,7 @@ class _Projector:
                 "schema_version": event.schema_version,
                 "attempt": event.attempt,
                 "trace_id": self.row.facts.trace_id,
-                "span_id": span_of(run_id, event.step_index),
+                "span_id": span_id(run_id, event.step_index),
             }
         )
         body = one_line(head[:-1] + b',"data":' + data + b"}")
@@ -242,7 +236,7 @@ class StartingPoint:
                 "schema_version": SCHEMA_VERSION,
                 "attempt": self.row.hot.attempt,
                 "trace_id": facts.trace_id,
-                "span_id": span_of(facts.run_id, self.row.hot.step_index),
+                "span_id": span_id(facts.run_id, self.row.hot.step_index),
             }
         )
         data = self.gap.model_dump_json().encode()

@@ -18,9 +18,8 @@ from perdure.protocol.events import (
     ResultEvent,
     ResumeEvent,
     Unknown,
-    span_of,
 )
-from perdure.protocol.ids import parse_step_id, step_id
+from perdure.protocol.ids import parse_step_id, span_id, step_id
 from perdure.protocol.records import StepRow
 from perdure.protocol.runs import RunRow
 from perdure.service.base import Service, Slice, cut, own_run
@@ -65,7 +64,7 @@ def _view(row: RunRow, step: StepRow, items: list[StepItem]) -> StepView:
         status=step.status,
         first_seq=step.first_seq,
         last_seq=step.last_seq,
-        span_id=span_of(step.run_id, step.index),
+        span_id=span_id(step.run_id, step.index),
         started_at=step.started_at,
         ended_at=step.ended_at,
         items=items,
@@ -163,7 +162,7 @@ def _item(
         ref=ref,
         seq=event.seq,
         end_seq=event.seq if is_done else None,
-        span_id=span_of(event.run_id, event.step_index),
+        span_id=span_id(event.run_id, event.step_index),
         started_at=event.at,
         ended_at=event.at if is_done else None,
     )

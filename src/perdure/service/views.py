@@ -1,6 +1,6 @@
 """What callers see of each object: stable JSON shapes with published schemas (R-1.1).
 
-The run itself is `perdure.protocol.runs.Run`, an event `perdure.protocol.events.EventView`, a
+The run itself is `perdure.protocol.runs.Run`, an event `perdure.protocol.event_views.EventView`, a
 message `perdure.protocol.messages.Message`. Readers should let unknown fields pass by.
 """
 
@@ -9,7 +9,7 @@ from typing import Generic, Literal, TypeVar
 from pydantic import JsonValue
 
 from perdure.protocol.base import Stored, Time
-from perdure.protocol.events import EventView
+from perdure.protocol.event_views import EventView
 from perdure.protocol.failures import Failure
 from perdure.protocol.runs import Run
 from perdure.protocol.states import (

@@ -4,7 +4,7 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from perdure.bindings.native.starting import stream_of
-from perdure.protocol.events import EventView
+from perdure.protocol.event_views import EventView
 from perdure.server.asgi import StrictRoute
 from perdure.server.call import (
     JSON,

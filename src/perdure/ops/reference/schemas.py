@@ -7,7 +7,8 @@ from pydantic import BaseModel, TypeAdapter
 
 from perdure.protocol.agents import AgentCard, AgentView
 from perdure.protocol.decisions import Decision
-from perdure.protocol.events import EventData, EventView, StateEvent
+from perdure.protocol.event_views import EventView
+from perdure.protocol.events import EventData, StateEvent
 from perdure.protocol.failures import Failure, FailureCode
 from perdure.protocol.messages import Message
 from perdure.protocol.runs import Run, RunContext, RunOptions
