@@ -39,6 +39,7 @@ def served() -> Iterator[Served]:
         run = http.post("/v1/agents/echo/run?wait=5", json={"input": {"times": 2}}).json()
         asked = http.post("/v1/agents/publisher/run?wait=0.5", json={"input": {}}).json()
         path = f"/v1/runs/{run['run_id']}"
+        messages = http.get(f"/v1/threads/{run['thread_id']}/messages").json()["items"]
 
         def first(name: str, key: str) -> str:
             return http.get(f"{path}/{name}").json()["items"][0][key]
@@ -49,6 +50,7 @@ def served() -> Iterator[Served]:
                 "agent_id": "echo",
                 "run_id": run["run_id"],
                 "thread_id": run["thread_id"],
+                "message_id": messages[0]["message_id"],
                 "event_id": f"evt_{run['run_id'][4:]}_1",
                 "step_id": first("steps", "step_id"),
                 "tool_call_id": first("tool_calls", "tool_call_id"),
@@ -123,6 +125,17 @@ def test_every_operation_is_named_and_described(served: Served) -> None:
             (body,) = operation["requestBody"]["content"].values()
             assert body["examples"], path
     assert "HTTPValidationError" not in document["components"]["schemas"]
+
+
+def test_a_part_of_a_message_is_told_by_its_type(served: Served) -> None:
+    document = httpx2.get(f"http://127.0.0.1:{served.world.port}/openapi.json").json()
+    schemas = document["components"]["schemas"]
+    parts = schemas["MessageRequest"]["properties"]["parts"]["items"]
+    names = [part["$ref"].rsplit("/", 1)[1] for part in parts["oneOf"]]
+    assert len(names) == 6
+    for name in names:
+        assert "type" in schemas[name]["required"], name
+        assert "default" not in schemas[name]["properties"]["type"], name
 
 
 def test_the_documentation_page_loads_nothing_from_elsewhere(served: Served) -> None:

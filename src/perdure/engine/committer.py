@@ -75,9 +75,9 @@ class Committer:
         self._bell.set()
         try:
             return await waiting.answer
-        except asyncio.CancelledError:  # delivered again at the next checkpoint
+        except asyncio.CancelledError:
             with anyio.CancelScope(shield=True):
-                return await waiting.answer_again()
+                return await waiting.answer_again()  # noqa: ASYNC104  # delivered again later
             raise
 
     async def run(self) -> None:

@@ -162,7 +162,7 @@ def _paying(outside: Outside, trap: Trap) -> list[AnyTool]:
 
 def _plain(outside: Outside, trap: Trap) -> list[AnyTool]:
     @tool
-    async def echo(value: JsonValue, context: ToolContext) -> JsonValue:
+    def echo(value: JsonValue, context: ToolContext) -> JsonValue:
         """Return the value."""
         outside.began("echo", context)
         return value
