@@ -108,12 +108,8 @@ def resolve(
         Answer.RETRY: retry,
         Answer.SKIP: skip,
     }
-    given = [answer for answer, is_given in answers.items() if is_given]
-    if len(given) != 1:
-        names = ", ".join(f"--{answer}" for answer in answers)
-        raise typer.BadParameter(f"give exactly one of {names}")
     request = AnswerRequest(
-        answer=given[0],
+        answer=_the_one(answers),
         args=None if edit is None else json_of(edit, "--edit"),
         value=None if respond is None else json_of(respond, "--respond"),
         external_ref=happened,
@@ -139,6 +135,15 @@ def resolve(
     )
     if answered.replayed:
         note("the same answer was given before")
+
+
+def _the_one(answers: dict[Answer, bool]) -> Answer:
+    """Return the answer that was given; a usage error when it is not exactly one."""
+    given = [answer for answer, is_given in answers.items() if is_given]
+    if len(given) != 1:
+        names = ", ".join(f"--{answer}" for answer in answers)
+        raise typer.BadParameter(f"give exactly one of {names}")
+    return given[0]
 
 
 def _asks(item: InterruptView) -> str:
