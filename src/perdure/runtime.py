@@ -143,7 +143,7 @@ def make_signals(settings: Settings, database: Database) -> Signals:
         case "polled":
             if not isinstance(database, SqliteDatabase):
                 raise Invalid("signals = polled needs a SQLite database")
-            return PolledSignals(database.data_version)
+            return PolledSignals(database.foreign_version)
         case "postgres":
             if isinstance(database, SqliteDatabase):
                 raise Invalid("signals = postgres needs a PostgreSQL database")

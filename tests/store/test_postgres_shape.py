@@ -13,13 +13,13 @@ from perdure.store.migrate import SchemaRefused
 from perdure.store.postgres import PostgresDatabase, migrator
 from perdure.store.postgres.driver import SETTINGS
 from perdure.store.postgres.lanes import Lane
+from perdure.store.postgres.optional import compose
 from perdure.store.postgres.statements import SQL
 from perdure.testing import builders as make
 
 pytestmark = pytest.mark.timeout(60)
 
 HOT_STATEMENTS = (
-    "commit_batch",
     "claim_candidates",
     "lock_ready_runs",
     "take_runs",
@@ -37,15 +37,30 @@ HOT_STATEMENTS = (
     "list_checkpoints",
     "list_messages",
 )
+PARTS = set(re.findall(r"/\*\[(\w+)\]\*/", SQL["commit_batch"]))
 STEPS = 10
 
 
 @pytest.mark.parametrize("name", HOT_STATEMENTS)
 async def test_a_hot_statement_reads_by_index(postgres_dsn: str, name: str) -> None:
-    count = max(int(number) for number in re.findall(r"\$(\d+)", SQL[name]))
-    connection = await asyncpg.connect(postgres_dsn, server_settings=SETTINGS)
+    await _check_plan(postgres_dsn, SQL[name])
+
+
+@pytest.mark.parametrize(
+    "present", [set[str](), *({part, "thread"} for part in sorted(PARTS)), PARTS]
+)
+async def test_a_commit_reads_by_index_whatever_it_holds(
+    postgres_dsn: str, present: set[str]
+) -> None:
+    statement, _ = compose("commit_batch", frozenset(present))
+    await _check_plan(postgres_dsn, statement)
+
+
+async def _check_plan(dsn: str, statement: str) -> None:
+    count = len(set(re.findall(r"\$(\d+)", statement)))
+    connection = await asyncpg.connect(dsn, server_settings=SETTINGS)
     try:
-        await connection.execute(f"PREPARE hot AS {SQL[name]}")
+        await connection.execute(f"PREPARE hot AS {statement}")
         nulls = ", ".join(["NULL"] * count)
         rows = await connection.fetch(f"EXPLAIN EXECUTE hot({nulls})")
     finally:

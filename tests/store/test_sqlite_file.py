@@ -13,6 +13,7 @@ import anyio
 import pytest
 
 from perdure.protocol.errors import StoreFull, Unavailable
+from perdure.signals.local import PolledSignals
 from perdure.store.commits import Committed, NewBlob, NewRun
 from perdure.store.migrate import Migration, SchemaRefused, make_migration
 from perdure.store.sqlite import SqliteDatabase
@@ -20,6 +21,7 @@ from perdure.store.sqlite.connection import check_version
 from perdure.store.sqlite.files import NetworkFile, filesystem_of, refuse_network_file
 from perdure.store.sqlite.schema import known_migrations, split_script
 from perdure.store.sqlite.transaction import Transaction
+from perdure.store.sqlite.writer import WATCH_S
 from perdure.testing.builders import (
     TO_SUCCEEDED,
     claimed,
@@ -99,17 +101,21 @@ async def test_a_process_killed_before_its_commit_leaves_nothing_half(path: Path
             await write(database.store, commit_of(found, note()))
 
 
-async def test_data_version_tells_of_a_commit_by_anybody(path: Path) -> None:
-    async with SqliteDatabase(path) as mine, SqliteDatabase(path) as other:
-        first = mine.data_version()
-        assert mine.data_version() == first
-        await mine.reader.ping()
-        assert mine.data_version() == first
-        await other.store.insert_run(new_run())
-        second = mine.data_version()
-        assert second != first
+async def test_commits_by_other_processes_ring_and_own_ones_do_not(path: Path) -> None:
+    async with (
+        SqliteDatabase(path) as mine,
+        SqliteDatabase(path) as other,
+        PolledSignals(mine.foreign_version) as signals,
+        signals.subscribe("anything") as bell,
+    ):
+        with anyio.fail_after(5):
+            await bell.wait()  # the first look
+            await other.store.insert_run(new_run())
+            await bell.wait()
         await mine.store.insert_run(new_run())
-        assert mine.data_version() != second
+        with anyio.move_on_after(4 * WATCH_S) as quiet:
+            await bell.wait()
+        assert quiet.cancelled_caught
 
 
 async def test_a_file_that_stays_locked_is_unavailable_and_works_afterwards(path: Path) -> None:
@@ -231,8 +237,6 @@ async def test_a_database_that_was_left_is_unavailable(path: Path) -> None:
     for call in (database.reader.ping(), database.store.requeue_expired(1)):
         with pytest.raises(Unavailable):
             await call
-    with pytest.raises(Unavailable):
-        database.data_version()
 
 
 # ---------------------------------------------------------------- no room

@@ -18,7 +18,7 @@ from perdure.bench.loop import Measured, closed_loop
 from perdure.bench.workload import AGENT_ID, catalog
 from perdure.engine.feed import wait_for_end
 from perdure.engine.submit import RunOrder, submit_run
-from perdure.ops.process import tune_collector
+from perdure.ops.process import tune_interpreter
 from perdure.ops.settings import Settings
 from perdure.protocol.runs import Caller, RunContext, RunOptions
 from perdure.protocol.states import RunState
@@ -61,7 +61,7 @@ async def measure_w1(job: Job) -> Measured:
     caller = Caller(tenant_id="default", principal="bench")
     async with open_runtime(settings, catalog(isolated=job.isolated)) as runtime:
         core = runtime.service.core
-        tune_collector()
+        tune_interpreter()
 
         async def one_run(seed: int) -> None:
             order = RunOrder(

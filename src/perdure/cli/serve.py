@@ -8,7 +8,7 @@ import typer
 from perdure.cli.options import Agents, Db, Json, find_modules_here, settings_of
 from perdure.ops.exits import ExitCode, exit_of_signal, run_async
 from perdure.ops.output import note, print_json
-from perdure.ops.process import tune_collector
+from perdure.ops.process import tune_interpreter
 from perdure.ops.settings import Settings
 from perdure.ops.stopping import StopSignal, stopping_on_signals
 from perdure.protocol.errors import Unavailable
@@ -43,7 +43,7 @@ def serve(
 
 async def _serve(settings: Settings, *, with_worker: bool, json: bool) -> StopSignal:
     async with open_app(settings, worker=with_worker) as application:
-        tune_collector()
+        tune_interpreter()
         server = make_server(application.app, application.settings, application.stopping)
         with _listen(settings.server.host, settings.server.port) as listener:
             _announce(listener, json=json)

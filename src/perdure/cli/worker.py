@@ -11,7 +11,7 @@ from perdure.cli.options import Agents, Db, Json, find_modules_here, settings_of
 from perdure.engine.worker import Worker
 from perdure.ops.exits import exit_of_signal, run_async
 from perdure.ops.output import note, print_json
-from perdure.ops.process import tune_collector
+from perdure.ops.process import tune_interpreter
 from perdure.ops.settings import Settings
 from perdure.ops.stopping import StopSignal, stopping_on_signals
 from perdure.runtime import open_core, open_worker
@@ -41,7 +41,7 @@ def worker(agents: Agents = None, db: Db = None, json: Json = False) -> None:
 
 async def _work(settings: Settings, *, json: bool) -> StopSignal:
     async with open_core(settings) as core, open_worker(core, settings) as made:
-        tune_collector()
+        tune_interpreter()
         async with (
             stopping_on_signals(made.drain) as asked,
             anyio.create_task_group() as group,

@@ -6,7 +6,7 @@ commit. Within a step, tools that allow it run side by side; one that does not r
 """
 
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import anyio
 
@@ -31,7 +31,6 @@ from perdure.protocol.codec import decode
 from perdure.protocol.errors import Unavailable
 from perdure.protocol.events import TimeoutEvent
 from perdure.protocol.failures import FailureCode
-from perdure.protocol.records import ToolCallRow
 from perdure.protocol.states import ToolCallStatus
 from perdure.protocol.tools import ToolSpec
 from perdure.store.commits import CallUpdate, NewExecution
@@ -81,7 +80,7 @@ class Effects:
         chosen = self._choose(draft)
         if not chosen:
             return chosen
-        created = {row.tool_call_id: place for place, row in enumerate(draft.new_calls)}
+        created = {row.tool_call_id: row for row in draft.new_calls}
         for call in chosen:
             executions = draft.view.executions_of(call.tool_call_id)
             spent = call.outcome_retry_id if executions.count else call.approval_id
@@ -95,13 +94,12 @@ class Effects:
                     approval_id=spent,
                 )
             )
-            place = created.get(call.tool_call_id)
-            if place is None:
+            if call.tool_call_id not in created:
                 draft.call_updates.append(
                     CallUpdate(tool_call_id=call.tool_call_id, status=ToolCallStatus.RUNNING)
                 )
             else:
-                draft.new_calls[place] = _running(draft.new_calls[place])
+                created[call.tool_call_id].status = ToolCallStatus.RUNNING
         return chosen
 
     def _choose(self, draft: Draft) -> list[OpenCall]:
@@ -372,10 +370,6 @@ class Effects:
             self.retry_at.get(call_id, now) - now for call_id in self._view.snapshot.open_calls
         ]
         return max(0.0, min(waits, default=0.0))
-
-
-def _running(row: ToolCallRow) -> ToolCallRow:
-    return replace(row, status=ToolCallStatus.RUNNING)
 
 
 def _approval_is_stale(call: OpenCall, spec: ToolSpec) -> bool:

@@ -3,7 +3,15 @@
 from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, PlainSerializer, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    JsonValue,
+    PlainSerializer,
+    SkipValidation,
+    WithJsonSchema,
+)
 
 SCHEMA_VERSION = 1
 """Version of the event, checkpoint and run shapes that this code writes (R-20.1)."""
@@ -55,3 +63,7 @@ class Stored(BaseModel):
     """A frozen value that is read back from storage: a later release's unknown fields pass by."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+StoredValue = SkipValidation[JsonValue]
+"""Plain JSON inside a stored object. Not looked at again: the codec made it (`clean`, `decode`)."""

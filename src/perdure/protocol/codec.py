@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 from pydantic import JsonValue
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 
 from perdure.protocol.errors import Invalid, Malformed
 
@@ -33,7 +33,7 @@ def encode(value: JsonValue) -> bytes:
 
 def decode(data: bytes) -> JsonValue:
     """Return the value of JSON bytes that this codec wrote."""
-    return cast("JsonValue", json.loads(data))
+    return cast("JsonValue", from_json(data))
 
 
 def canonical(value: JsonValue) -> bytes:

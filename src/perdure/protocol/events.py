@@ -11,9 +11,9 @@ from datetime import datetime
 from functools import cached_property
 from typing import Annotated, Literal
 
-from pydantic import Field, JsonValue, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
-from perdure.protocol.base import SCHEMA_VERSION, Stored, Time
+from perdure.protocol.base import SCHEMA_VERSION, Stored, StoredValue, Time
 from perdure.protocol.codec import digest
 from perdure.protocol.failures import Failure
 from perdure.protocol.ids import event_id
@@ -41,10 +41,10 @@ class StateEvent(Stored):
     state: RunState
     from_state: RunState | None = None
     why: Transition | None = None
-    answer: JsonValue = None
+    answer: StoredValue = None
     answer_ref: BlobRef | None = None
     failure: Failure | None = None
-    effects: list[dict[str, JsonValue]] | None = None
+    effects: list[dict[str, StoredValue]] | None = None
     history_position: int | None = None
 
 
@@ -56,7 +56,7 @@ class ActionEvent(Stored):
     ordinal: int = 0
     tool: str
     version: str | None = None
-    args: JsonValue = None
+    args: StoredValue = None
     args_ref: BlobRef | None = None
     effect_key: str
     side_effect: SideEffect | None = SideEffect.READ
@@ -79,7 +79,7 @@ class ResultEvent(Stored):
     type: Literal["result"] = "result"
     tool_call_id: str
     status: ToolCallStatus
-    output: JsonValue = None
+    output: StoredValue = None
     output_ref: BlobRef | None = None
     error: Failure | None = None
     external_ref: str | None = None
@@ -102,7 +102,7 @@ class ApprovalRequestEvent(Stored):
     tool_call_id: str
     title: str
     artifact_ref: str | None = None
-    requested_actions: tuple[dict[str, JsonValue], ...] = ()
+    requested_actions: tuple[dict[str, StoredValue], ...] = ()
     risk: str = "low"
     reason: str = ""
     args_digest: str
@@ -120,9 +120,9 @@ class InterruptEvent(Stored):
     kind: InterruptKind
     key: str | None = None
     title: str = ""
-    payload: JsonValue = None
+    payload: StoredValue = None
     payload_ref: BlobRef | None = None
-    answer_schema: dict[str, JsonValue] | None = None
+    answer_schema: dict[str, StoredValue] | None = None
     tool_call_id: str | None = None
     expires_at: Time | None = None
     on_expiry: OnExpiry = OnExpiry.FAIL
@@ -135,11 +135,11 @@ class ResumeEvent(Stored):
     interrupt_id: str
     outcome: Literal["answered", "expired", "cancelled"]
     answer: str | None = None
-    value: JsonValue = None
+    value: StoredValue = None
     by: str | None = None
     reason: str | None = None
     tool_call_id: str | None = None
-    effective_args: JsonValue = None
+    effective_args: StoredValue = None
     effective_digest: str | None = None
     policy_version: str | None = None
 
@@ -200,7 +200,7 @@ class MessageEvent(Stored):
 
     type: Literal["message"] = "message"
     role: str
-    parts: list[JsonValue]
+    parts: list[StoredValue]
     message_id: str | None = None
 
 
@@ -240,7 +240,7 @@ class CompensationEvent(Stored):
     type: Literal["compensation"] = "compensation"
     tool_call_id: str
     status: str
-    detail: JsonValue = None
+    detail: StoredValue = None
 
 
 class GuardrailEvent(Stored):
@@ -304,7 +304,7 @@ class ChildEvent(Stored):
     type: Literal["child"] = "child"
     phase: Literal["spawned", "result"]
     child_run_id: str
-    result: JsonValue = None
+    result: StoredValue = None
 
 
 class TakeoverEvent(Stored):
@@ -327,7 +327,7 @@ class CustomEvent(Stored):
 
     type: Literal["custom"] = "custom"
     name: str
-    value: JsonValue = None
+    value: StoredValue = None
 
 
 class LateEvent(Stored):
@@ -339,7 +339,7 @@ class LateEvent(Stored):
     attempt: int
     epoch: int
     status: ToolCallStatus
-    output: JsonValue = None
+    output: StoredValue = None
     output_ref: BlobRef | None = None
     external_ref: str | None = None
 
@@ -351,8 +351,8 @@ class RepairEvent(Stored):
     action: str
     by: str
     reason: str
-    before: JsonValue = None
-    after: JsonValue = None
+    before: StoredValue = None
+    after: StoredValue = None
 
 
 class GapEvent(Stored):

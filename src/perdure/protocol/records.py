@@ -49,7 +49,7 @@ class StepRow:
     ended_at: datetime | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class ToolCallRow:
     """One side effect. Arguments stand in the event at `action_seq`, the result at `result_seq`."""
 

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field, JsonValue
 
-from perdure.protocol.base import Model, Stored
+from perdure.protocol.base import Model, Stored, StoredValue
 from perdure.protocol.codec import digest
 from perdure.protocol.failures import Failure
 from perdure.protocol.policies import RetryPolicy
@@ -66,7 +66,7 @@ class ToolResult(Stored):
     """What one execution came to. `status` is an outcome, or `pending` for a callback."""
 
     status: ToolCallStatus
-    output: JsonValue = None
+    output: StoredValue = None
     error: Failure | None = None
     external_ref: str | None = None
     done: str | None = None

@@ -66,6 +66,19 @@ class Batch:
                 out.append(SCHEMA_VERSION)
         return out
 
+    def present(self, commits: Sequence[Commit]) -> frozenset[str]:
+        """Return the names of the optional parts of `commit_batch` that these commits have."""
+        found = {name for name, group in self.groups.items() if group.rows}
+        for commit in commits:
+            ends = commit.hot.state in TERMINAL
+            if ends:
+                found.add("ends")
+            if ends or commit.messages:
+                found.add("thread")
+            if commit.attempt_end is not None:
+                found.add("attempts")
+        return frozenset(found)
+
 
 def build(commits: Sequence[Commit]) -> Batch:
     """Return the arrays of commits that are sorted by run id."""

@@ -28,6 +28,7 @@ from perdure.store.postgres.batch import build, holds_only_hot_parts
 from perdure.store.postgres.driver import Connection, Row
 from perdure.store.postgres.errors import DataRefused
 from perdure.store.postgres.lanes import Lane, pause
+from perdure.store.postgres.optional import call
 from perdure.store.postgres.parts import Accepted, write_parts
 from perdure.store.postgres.rows import hot_of
 from perdure.store.postgres.statements import SQL
@@ -91,15 +92,18 @@ class Committer:
     async def _write(self, commits: Sequence[Commit], *, whole: bool) -> Results:
         """Write a batch; return the results of the accepted ones."""
         clock = None if self._clock is None else self._clock()
-        arguments = build(commits).arguments(clock, queue_allowed=whole)
+        batch = build(commits)
+        statement, arguments = call(
+            "commit_batch", batch.present(commits), batch.arguments(clock, queue_allowed=whole)
+        )
 
         async def alone(connection: Connection) -> Results:
-            rows = await connection.fetch(SQL["commit_batch"], *arguments)
+            rows = await connection.fetch(statement, *arguments)
             return _results(_accepted(commits, rows))
 
         async def with_parts(connection: Connection) -> Results:
             async with connection.transaction():
-                rows = await connection.fetch(SQL["commit_batch"], *arguments)
+                rows = await connection.fetch(statement, *arguments)
                 accepted = _accepted(commits, rows)
                 await write_parts(connection, accepted, clock)
             return _results(accepted)

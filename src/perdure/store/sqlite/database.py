@@ -15,13 +15,11 @@ from typing import Self
 from anyio import CancelScope, to_thread
 
 from perdure.protocol.base import from_micros
-from perdure.protocol.errors import Unavailable
 from perdure.store.migrate import Migration
 from perdure.store.sqlite.connection import (
     Synchronous,
     begin_immediate,
     check_version,
-    connect_reader,
     connect_writer,
     translate,
 )
@@ -58,8 +56,6 @@ class SqliteDatabase:
         self._migrations = known_migrations() if migrations is None else migrations
         self._writer = Writer(self._clock)
         self._readers = Readers()
-        self._is_open = False
-        self._watch: sqlite3.Connection | None = None
         self._store = SqliteStore(self._writer)
         self._reader = SqliteReader(self._readers, self._clock)
 
@@ -78,16 +74,10 @@ class SqliteDatabase:
         """The writer thread, for tests and drills."""
         return self._writer
 
-    def data_version(self) -> int:
-        """Return a number that changes when anybody has committed to the file; takes microseconds."""
-        if not self._is_open:
-            raise Unavailable("the database is not open")
-        try:
-            if self._watch is None:
-                self._watch = connect_reader(self._path)
-            return int(self._watch.execute("PRAGMA data_version").fetchall()[0][0])
-        except sqlite3.Error as error:
-            raise translate(error) from error
+    def foreign_version(self) -> int:
+        """Return a number that changes when another process has committed to the file."""
+        self._writer.watch()
+        return self._writer.foreign_version
 
     async def __aenter__(self) -> Self:
         await to_thread.run_sync(self._open)
@@ -102,7 +92,6 @@ class SqliteDatabase:
             raise translate(error) from error
         self._readers.open(self._path)
         self._writer.start(connection)
-        self._is_open = True
 
     def _migrated(self) -> sqlite3.Connection:
         """Apply what the file lacks, under its write lock; the first process does it for all."""
@@ -122,10 +111,6 @@ class SqliteDatabase:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._is_open = False
         with CancelScope(shield=True):
             await to_thread.run_sync(self._writer.stop)
             await self._readers.close()
-            if self._watch is not None:
-                self._watch.close()
-                self._watch = None

@@ -36,7 +36,13 @@ def widen(name: str, count: int) -> str:
 
 
 def write_rows(db: sqlite3.Connection, name: str, rows: Sequence[Values]) -> int:
-    """Run a statement over rows; return how many it wrote."""
+    """Run a statement over rows; return how many it wrote.
+
+    `<name>_one`, where there is one, is the same for a lone row.
+    """
+    lone = SQL.get(f"{name}_one") if len(rows) == 1 else None
+    if lone is not None:
+        return db.execute(lone, rows[0]).rowcount
     before = db.total_changes
     for statement, values in _calls(name, rows):
         db.execute(statement, values)

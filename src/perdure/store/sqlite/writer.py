@@ -12,8 +12,10 @@ a transaction of its own: the culprit gets its error, the others are written (de
 import asyncio
 import sqlite3
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, TypeVar
@@ -32,6 +34,7 @@ from perdure.store.sqlite.prepared import Prepared
 from perdure.store.sqlite.transaction import Transaction
 
 BATCH_MAX: Final = 128
+WATCH_S: Final = 0.075
 JOBS_MAX: Final = 10_000
 
 Clock = Callable[[], datetime]
@@ -65,10 +68,14 @@ class Writer:
     clock: Clock
     before_commit: Callable[[sqlite3.Connection], None] | None = None
     busy_deadline_s: float = BUSY_DEADLINE_S
+    foreign_version: int = 0
+    """Changes when another connection has committed; kept up to date once `watch` was called."""
     _urgent: deque[Job] = field(default_factory=deque[Job])
     _jobs: deque[Job] = field(default_factory=deque[Job])
     _ready: threading.Condition = field(default_factory=threading.Condition)
     _open: bool = False
+    _watching: bool = False
+    _look_at: float = 0.0
     _thread: threading.Thread | None = None
 
     def start(self, connection: sqlite3.Connection) -> None:
@@ -86,6 +93,14 @@ class Writer:
             self._ready.notify()
         if self._thread is not None:
             self._thread.join()
+
+    def watch(self) -> None:
+        """Look from now on, also while nothing is to be written, whether others have committed."""
+        if self._watching:
+            return
+        with self._ready:
+            self._watching = True
+            self._ready.notify()
 
     async def run(self, work: Callable[[Transaction], _T], *, urgent: bool = False) -> _T:
         """Run a function in a transaction of the thread and return its value, once durable."""
@@ -113,7 +128,10 @@ class Writer:
     # ------------------------------------------------------------ the thread
 
     def _serve(self, connection: sqlite3.Connection) -> None:
-        while batch := self._next_batch():
+        while (batch := self._next_batch()) is not None:
+            self._look_for_others(connection)
+            if not batch:
+                continue
             try:
                 outcomes = self._run_batch(connection, batch)
             except Exception as error:  # noqa: BLE001  # the thread must outlive any job
@@ -121,11 +139,24 @@ class Writer:
             _answer(outcomes)
         connection.close()
 
-    def _next_batch(self) -> list[Job]:
-        """Wait for work; return an empty list when the writer is closed and nothing waits."""
+    def _look_for_others(self, db: sqlite3.Connection) -> None:
+        """Read the file's version as this connection sees it: its own commits do not count."""
+        now = time.monotonic()
+        if not self._watching or now < self._look_at:
+            return
+        self._look_at = now + WATCH_S
+        with suppress(sqlite3.Error):  # a busy file is looked at again
+            self.foreign_version = db.execute("PRAGMA data_version").fetchall()[0][0]
+
+    def _next_batch(self) -> list[Job] | None:
+        """Wait for work; return nothing to do now and then while watching, None when closed."""
         with self._ready:
-            while not self._urgent and not self._jobs and self._open:
-                self._ready.wait()
+            while not self._urgent and not self._jobs:
+                if not self._open:
+                    return None
+                self._ready.wait(WATCH_S if self._watching else None)
+                if self._watching:
+                    break
             batch, room = list(self._urgent), BATCH_MAX
             self._urgent.clear()
             while self._jobs and room > 0:

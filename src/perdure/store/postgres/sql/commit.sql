@@ -2,6 +2,9 @@
 -- arrays are the rows of one table each, whose first array is the place of the commit in the batch.
 -- Locks: run rows in the order of the batch (the adapter sorts it by run id), then their threads,
 -- never waiting for either; then the fence is compared on the row itself, as it is under the lock.
+-- What stands between /*[part]*/ and /*[]*/ is left out of a batch that has nothing of that part (with
+-- `!` of one that has): a statement starts every piece that it has, also over empty arrays, and for
+-- a lone commit that was most of its time. The parameters are numbered anew (`optional.py`).
 -- What names a row that is not there is an error of the whole statement (NOT NULL, division by
 -- zero): the adapter splits the batch and refuses the culprit.
 
@@ -24,7 +27,7 @@ WITH c AS MATERIALIZED (
     SELECT b.* FROM b CROSS JOIN LATERAL (
         SELECT 1 FROM run_state AS r WHERE r.run_id = b.run_id FOR NO KEY UPDATE SKIP LOCKED
     ) AS held
-), q AS MATERIALIZED (
+/*[thread]*/), q AS MATERIALIZED (
     SELECT l.i, t.thread_id, t.last_position, t.active_run_id = l.run_id AND t.has_queue AS heads_queue,
            row_number() OVER (PARTITION BY t.thread_id ORDER BY l.i) AS place
       FROM l
@@ -34,7 +37,7 @@ WITH c AS MATERIALIZED (
            FOR NO KEY UPDATE SKIP LOCKED
      ) AS t
      WHERE l.messages > 0 OR l.terminal_seq IS NOT NULL
-), f AS (
+/*[]*/), f AS (
     UPDATE run_state AS r
        SET last_commit_id = CASE WHEN l.token IS NULL THEN r.last_commit_id ELSE l.commit_id END,
            updated_at = greatest(c.clock, r.updated_at),
@@ -67,7 +70,7 @@ WITH c AS MATERIALIZED (
            open_children = l.open_children, checkpoint_seq = l.checkpoint_seq,
            terminal_seq = l.terminal_seq, state = l.state, parked_on = l.parked_on,
            waiting_kind = l.waiting_kind, code = l.code, counters = l.counters
-      FROM c CROSS JOIN l LEFT JOIN q ON q.i = l.i
+      FROM c CROSS JOIN l /*[thread]*/LEFT JOIN q ON q.i = l.i/*[]*/
      WHERE r.run_id = l.run_id
        AND r.last_commit_id IS DISTINCT FROM l.commit_id
        AND CASE WHEN l.token IS NULL THEN l.any_holder OR r.lease_owner IS NULL
@@ -77,11 +80,11 @@ WITH c AS MATERIALIZED (
        AND (l.state <> 'pending' OR r.state = 'pending')
        AND (l.terminal_seq IS NULL OR r.lease_owner IS NULL OR l.attempt_end IS NOT NULL)
        AND (l.attempt_end IS NULL OR l.token IS NOT NULL)
-       AND (l.messages = 0 AND l.terminal_seq IS NULL
-            OR q.place = 1 AND ($2 OR l.terminal_seq IS NULL OR NOT q.heads_queue))
+       /*[thread]*/AND (l.messages = 0 AND l.terminal_seq IS NULL
+            OR q.place = 1 AND ($2::bool OR l.terminal_seq IS NULL OR NOT q.heads_queue))/*[]*/
     RETURNING l.i, r.run_id, r.attempt, r.updated_at AS at, l.commit_id, l.attempt_end,
-              l.terminal_seq, l.messages, r.lease_owner IS NOT NULL AS held, q.thread_id,
-              q.last_position, q.heads_queue
+              l.terminal_seq, l.messages, r.lease_owner IS NOT NULL AS held
+              /*[thread]*/, q.thread_id, q.last_position, q.heads_queue/*[]*/
 ), g AS MATERIALIZED (
     SELECT array_agg(x.attempt ORDER BY x.i) AS attempt, array_agg(x.at ORDER BY x.i) AS at
       FROM (SELECT u.i, max(u.attempt) AS attempt, max(u.at) AS at
@@ -95,7 +98,7 @@ WITH c AS MATERIALIZED (
       FROM g CROSS JOIN unnest($28::int[], $29::int[], $30::int[], $31::smallint[], $32::bytea[])
                         AS u(i, seq, step_index, type, data)
      WHERE g.attempt[u.i] >= 0
-), changed_steps AS (
+/*[steps]*/), changed_steps AS (
     INSERT INTO steps (run_id, started_at, ended_at, step_index, first_seq, last_seq, status)
     SELECT ($3::uuid[])[u.i], g.at[u.i],
            CASE WHEN u.status IN ('succeeded', 'failed', 'cancelled') THEN g.at[u.i] END,
@@ -107,7 +110,7 @@ WITH c AS MATERIALIZED (
        SET status = excluded.status, last_seq = coalesce(excluded.last_seq, steps.last_seq),
            ended_at = CASE WHEN excluded.ended_at IS NOT NULL
                THEN coalesce(steps.ended_at, excluded.ended_at) END
-), new_calls AS (
+/*[]*//*[calls]*/), new_calls AS (
     INSERT INTO tool_calls (
         tool_call_id, run_id, step_index, ordinal, action_seq, result_seq, repeatable,
         needs_approval, status, side_effect, tool, version, args_digest, effective_digest,
@@ -123,7 +126,7 @@ WITH c AS MATERIALIZED (
                   needs_approval, status, side_effect, tool, version, args_digest,
                   effective_digest, effect_key, external_ref)
      WHERE g.attempt[u.i] >= 0
-), changed_calls AS (
+/*[]*//*[call_updates]*/), changed_calls AS (
     UPDATE tool_calls AS t
        SET status = u.status, result_seq = coalesce(u.result_seq, t.result_seq),
            effective_digest = coalesce(u.effective_digest, t.effective_digest),
@@ -134,7 +137,7 @@ WITH c AS MATERIALIZED (
      WHERE g.attempt[u.i] >= 0
        AND t.tool_call_id = u.tool_call_id AND t.run_id = ($3::uuid[])[u.i]
     RETURNING 1
-), new_executions AS (
+/*[]*//*[executions]*/), new_executions AS (
     INSERT INTO tool_executions (
         tool_call_id, started_at, ended_at, number, attempt, outcome, args_digest)
     SELECT u.tool_call_id, g.at[u.i], CASE WHEN u.outcome IS NOT NULL THEN g.at[u.i] END,
@@ -146,13 +149,13 @@ WITH c AS MATERIALIZED (
       FROM g CROSS JOIN unnest($60::int[], $61::uuid[], $62::int[], $63::bytea[], $64::text[])
                         AS u(i, tool_call_id, number, args_digest, outcome)
      WHERE g.attempt[u.i] >= 0
-), ended_executions AS (
+/*[]*//*[execution_ends]*/), ended_executions AS (
     UPDATE tool_executions AS x SET ended_at = g.at[u.i], outcome = u.outcome
       FROM g CROSS JOIN unnest($65::int[], $66::uuid[], $67::int[], $68::text[])
                         AS u(i, tool_call_id, number, outcome)
      WHERE g.attempt[u.i] >= 0 AND x.tool_call_id = u.tool_call_id AND x.number = u.number
     RETURNING 1
-), new_checkpoints AS (
+/*[]*//*[checkpoints]*/), new_checkpoints AS (
     INSERT INTO checkpoints (
         run_id, checkpoint_id, created_at, seq, parent_seq, step_index, attempt, epoch,
         schema_version, digest, agent_state)
@@ -162,12 +165,12 @@ WITH c AS MATERIALIZED (
                                $74::bytea[], $75::bytea[])
                         AS u(i, checkpoint_id, seq, parent_seq, step_index, digest, agent_state)
      WHERE g.attempt[u.i] >= 0
-), ended_attempts AS (
+/*[]*//*[attempts]*/), ended_attempts AS (
     UPDATE attempts AS a
        SET ended_at = f.at, end_reason = f.attempt_end, last_commit_id = f.commit_id
       FROM f
      WHERE f.attempt_end IS NOT NULL AND a.run_id = f.run_id AND a.attempt = f.attempt
-), moved_threads AS (
+/*[]*//*[thread]*/), moved_threads AS (
     UPDATE threads AS t
        SET last_position = t.last_position + f.messages,
            updated_at = CASE WHEN f.messages > 0
@@ -176,7 +179,7 @@ WITH c AS MATERIALIZED (
                                 THEN NULL ELSE t.active_run_id END
       FROM f
      WHERE f.thread_id IS NOT NULL AND t.thread_id = f.thread_id
-), new_messages AS (
+/*[]*//*[messages]*/), new_messages AS (
     INSERT INTO messages (
         thread_id, message_id, run_id, created_at, position, seq, tenant_id, role, author)
     SELECT f.thread_id, u.message_id, f.run_id, f.at, f.last_position + u.place, u.seq,
@@ -185,17 +188,19 @@ WITH c AS MATERIALIZED (
            AS u(i, message_id, place, seq, role, author)
       JOIN f ON f.i = u.i
      CROSS JOIN LATERAL (SELECT n.tenant_id FROM runs AS n WHERE n.run_id = f.run_id) AS n
-), gone_timers AS (
+/*[]*//*[ends]*/), gone_timers AS (
     DELETE FROM timers AS t USING f
      WHERE f.terminal_seq IS NOT NULL AND t.run_id = f.run_id
-)
+/*[]*/)
 SELECT f.i::int AS i, f.at, f.held,
-       CASE WHEN f.heads_queue AND f.terminal_seq IS NOT NULL THEN f.thread_id END AS queue_of
+       /*[thread]*/CASE WHEN f.heads_queue AND f.terminal_seq IS NOT NULL THEN f.thread_id END AS/*[]*/
+       /*[!thread]*/NULL::uuid AS/*[]*/ queue_of
   FROM f
- WHERE 1 / CASE WHEN (SELECT count(*) FROM changed_calls)
+ WHERE 1 / CASE WHEN true
+       /*[call_updates]*/AND (SELECT count(*) FROM changed_calls)
                    = (SELECT count(*) FROM g CROSS JOIN unnest($54::int[]) AS u(i)
-                       WHERE g.attempt[u.i] >= 0)
-                 AND (SELECT count(*) FROM ended_executions)
+                       WHERE g.attempt[u.i] >= 0)/*[]*/
+       /*[execution_ends]*/AND (SELECT count(*) FROM ended_executions)
                    = (SELECT count(*) FROM g CROSS JOIN unnest($65::int[]) AS u(i)
-                       WHERE g.attempt[u.i] >= 0)
+                       WHERE g.attempt[u.i] >= 0)/*[]*/
            THEN 1 ELSE 0 END = 1;

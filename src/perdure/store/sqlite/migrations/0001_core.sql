@@ -184,7 +184,7 @@ CREATE TABLE steps (
 ) STRICT, WITHOUT ROWID;
 
 CREATE TABLE tool_calls (
-    tool_call_id BLOB NOT NULL PRIMARY KEY CHECK (length(tool_call_id) = 16),
+    tool_call_id BLOB NOT NULL UNIQUE CHECK (length(tool_call_id) = 16),
     run_id BLOB NOT NULL CHECK (length(run_id) = 16),
     step_index INTEGER NOT NULL,
     ordinal INTEGER NOT NULL,
@@ -212,8 +212,8 @@ CREATE TABLE tool_calls (
     external_ref TEXT,
     action_seq INTEGER NOT NULL,
     result_seq INTEGER,
-    UNIQUE (run_id, step_index, ordinal)
-) STRICT;
+    PRIMARY KEY (run_id, step_index, ordinal)
+) STRICT, WITHOUT ROWID;
 
 CREATE TRIGGER tool_calls_final BEFORE UPDATE OF status ON tool_calls
 WHEN new.status <> old.status
@@ -267,7 +267,7 @@ CREATE TABLE checkpoints (
     created_at INTEGER NOT NULL,
     agent_state BLOB NOT NULL,
     PRIMARY KEY (run_id, seq)
-) STRICT;
+) STRICT, WITHOUT ROWID;
 
 CREATE TABLE blobs (
     tenant_id TEXT NOT NULL,

@@ -101,7 +101,7 @@ FROM v
 WHERE run_state.run_id = v.run_id;
 
 -- name: advance_run
--- The same for one run: without FROM it costs a quarter.
+-- The fence and the move of one run that goes on, in one statement; no row: find_leases tells why.
 UPDATE run_state SET
     state = ?2, step_index = ?3, last_seq = last_seq + ?4,
     faults = ?5, parked_on = ?6, waiting_kind = ?7, code = ?8,
@@ -111,7 +111,11 @@ UPDATE run_state SET
     waiting_ms = ?17, retries = ?18, checkpoint_seq = ?19,
     updated_at = ?20, last_commit_id = ?21,
     started_at = coalesce(started_at, ?22), terminal_seq = ?23
-WHERE run_id = ?1;
+WHERE
+    run_id = ?1
+    AND lease_token = ?24 AND cancel_epoch = ?25 AND state = ?26 AND last_seq = ?27
+    AND lease_owner IS NOT NULL AND updated_at <= ?20 AND last_commit_id IS NOT ?21
+RETURNING attempt;
 
 -- name: renew_lease
 -- Of leases that find_epoch found held in the same transaction.
