@@ -9,6 +9,7 @@ IN_BATCH = "part of commit_batch, the one statement of PostgreSQL's commit"
 LOCKS = "PostgreSQL locks rows; SQLite has one writer"
 IN_INSERT = "part of insert_run, take_runs or lock_ready_runs on PostgreSQL"
 QUEUE_TABLE = "SQLite keeps a thread's queue in a table, PostgreSQL a flag on the locked thread"
+LONE = "SQLite's form for a lone row; PostgreSQL's commit is one statement anyway"
 OPEN_FILTER = "PostgreSQL leaves a null condition open in one statement where an index serves it"
 
 ONLY_POSTGRES = {
@@ -35,14 +36,17 @@ ONLY_POSTGRES = {
 
 ONLY_SQLITE = {
     "advance_run": IN_BATCH,
+    "advance_runs": IN_BATCH,
     "count_open_interrupts": "count_interrupts on PostgreSQL",
     "delete_timer": "delete_timers, set-oriented",
     "end_attempt": "end_attempts, set-oriented",
     "end_execution": IN_BATCH,
+    "end_execution_one": LONE,
     "find_active_run": QUEUE_TABLE,
     "find_attempt_end": IN_INSERT,
     "find_attempts_max": "a column of expired_leases on PostgreSQL",
     "find_epoch": "find_leases on PostgreSQL",
+    "finish_runs": IN_BATCH,
     "insert_attempt": IN_INSERT,
     "insert_checkpoint": IN_BATCH,
     "insert_event": "insert_events, set-oriented",
@@ -55,9 +59,11 @@ ONLY_SQLITE = {
     "list_pending_interrupts": OPEN_FILTER,
     "list_run_artifacts": OPEN_FILTER,
     "list_thread_artifacts": OPEN_FILTER,
+    "pass_fence": IN_BATCH,
     "queue_in_thread": QUEUE_TABLE,
     "save_hot": "move_runs, set-oriented",
     "update_tool_call": IN_BATCH,
+    "update_tool_call_one": LONE,
     "upsert_agent": "register_agents, set-oriented",
     "upsert_step": IN_BATCH,
     "upsert_tool": "register_tools, set-oriented",

@@ -297,6 +297,9 @@ class Attempt:
             case Committed():
                 self.released = draft.attempt_end is not None
                 count_draft(self.core, draft)
+                if self.lease.suspected and self.view.faults == 0:
+                    self.lease.suspected = False
+                    self.around.on_cleared()
                 return True
             case Behind() | CancelRequested():
                 await self._load_again()

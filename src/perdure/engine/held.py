@@ -26,13 +26,16 @@ class Finished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What all attempts of a worker share. `on_late` keeps a result that came too late."""
+    """What all attempts of a worker share. `on_late` keeps a result that came too late,
+    `on_cleared` is called when a suspected run has committed a step.
+    """
 
     core: Core
     committer: Committer
     tools: ToolRunner
     worker_id: str
     on_late: Callable[[Finished, RunView, Lease], None]
+    on_cleared: Callable[[], None]
 
 
 class HeldRun(Protocol):

@@ -30,6 +30,8 @@ class Lease:
         self.token = token
         self.valid_until = valid_until
         self.epoch = epoch
+        self.suspected = False
+        """The run may have killed its last worker: faults since its last step."""
         self.draining = False
         self.stopped: Stop | None = None
         self.scope = anyio.CancelScope()

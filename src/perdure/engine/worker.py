@@ -93,6 +93,7 @@ class Worker:
             tools=self.tools,
             worker_id=self.worker_id,
             on_late=self._keep_late,
+            on_cleared=self._look_again,
         )
         async with anyio.create_task_group() as services:
             services.start_soon(committer.run)
@@ -156,6 +157,7 @@ class Worker:
                 (hosted.card.agent_id, hosted.card.version) for hosted in self.catalog.served()
             ),
             runtime_version=RUNTIME_VERSION,
+            suspects_max=0 if self._holds_suspect else 1,
         )
         try:
             claimed = await self.core.store.claim_runs(want)
@@ -168,6 +170,15 @@ class Worker:
             return []
         self.core.metrics.engine.claims.inc(len(claimed))
         return claimed
+
+    @property
+    def _holds_suspect(self) -> bool:
+        """Tell whether a held run may have killed its last worker: no second one beside it."""
+        return any(lease.suspected for lease in self._leases.values())
+
+    def _look_again(self) -> None:
+        """End the wait for work: a run that could not be taken before may be taken now."""
+        self._idle.cancel()
 
     @property
     def _trusted_until(self) -> float:
@@ -193,6 +204,7 @@ class Worker:
             valid_until=self._trusted_until,
             epoch=claimed.row.hot.cancel_epoch,
         )
+        lease.suspected = claimed.row.hot.faults > 0
         older = self._leases.get(lease.run_id)
         if older is not None:  # lost and claimed again before its attempt has wound up
             older.stop(Stop.LEASE_LOST)
@@ -223,6 +235,8 @@ class Worker:
                 del self._leases[lease.run_id]
             self.core.metrics.engine.runs_held.set(len(self._leases))
             self._freed.set()
+            if lease.suspected:
+                self._look_again()
             if attempt is not None:
                 for item in attempt.effects.unrecorded:
                     self._keep_late(item, attempt.view, lease)

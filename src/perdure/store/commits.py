@@ -314,7 +314,9 @@ class Replayed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimWant:
-    """What a worker can take. `serves` are the (agent_id, version) pairs it runs."""
+    """What a worker can take. `serves` are the (agent_id, version) pairs it runs, `suspects_max`
+    how many of the runs that may have killed their last worker.
+    """
 
     worker_id: str
     limit: int
@@ -322,6 +324,7 @@ class ClaimWant:
     serves: tuple[tuple[str, str], ...]
     queues: tuple[str, ...] = ("default",)
     runtime_version: int = 1
+    suspects_max: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -68,7 +68,11 @@ class Store(Protocol):
         ...
 
     async def claim_runs(self, want: ClaimWant) -> list[Claimed]:
-        """Take up to `limit` runs: by priority, then first come first served.
+        """Take up to `limit` runs: the larger priority first, then first come first served.
+
+        Of runs that are suspected of killing their worker (faults ≥ 1) at most `suspects_max`:
+        a worker holds one of them at a time, so that a run that does kill it takes no other
+        suspected run with it, and an innocent neighbour loses one attempt and no more (F45).
 
         Each gets token + 1, attempt + 1, an attempts row and an `attempt` event (`claimed`, or
         `recovered` when an earlier attempt was lost). Rows that are busy are left for later.
@@ -108,7 +112,7 @@ class Store(Protocol):
     async def requeue_expired(self, limit: int) -> list[Requeued]:
         """Take expired leases away: token + 1, faults + 1, attempt ended `lease_lost`, event.
 
-        The run becomes claimable at once; but when its faults have reached `max_attempts`, or a
+        The run becomes claimable after a back-off with jitter (`rules.lose`); but when its faults have reached `max_attempts`, or a
         cancel was accepted, it gets a closing timer instead.
         """
         ...

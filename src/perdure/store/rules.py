@@ -15,6 +15,7 @@ from typing import Literal
 
 from perdure.protocol.base import SCHEMA_VERSION
 from perdure.protocol.events import AttemptEvent, CancelEvent, LateEvent, RepairEvent, StateEvent
+from perdure.protocol.policies import RetryPolicy
 from perdure.protocol.records import MessageRow, ThreadRow
 from perdure.protocol.runs import RunFacts, RunHot
 from perdure.protocol.states import (
@@ -265,6 +266,11 @@ def first_hot(new: NewRun, now: datetime, *, queued: bool) -> RunHot:
     )
 
 
+def is_suspected(hot: RunHot) -> bool:
+    """Tell whether a run may have killed its worker: one or more faults since its last step."""
+    return hot.faults > 0
+
+
 def take(hot: RunHot, want: ClaimWant, now: datetime) -> RunHot:
     """Return the row as claimed; its last event is the `attempt` event."""
     return replace(
@@ -305,13 +311,24 @@ def is_exhausted(hot: RunHot, max_attempts: int) -> bool:
     return hot.faults + 1 >= max_attempts
 
 
-def lose(hot: RunHot, now: datetime, *, closing: bool) -> RunHot:
-    """Return the row of a run whose expired lease is taken away; its last event tells it."""
+LOST_RETRY = RetryPolicy(attempts_max=20, backoff_s=0.5, backoff_max_s=60.0)
+"""How long a run that lost its worker waits before it may be claimed again."""
+
+
+def lose(run_id: str, hot: RunHot, now: datetime, *, closing: bool) -> RunHot:
+    """Return the row of a run whose expired lease is taken away; its last event tells it.
+
+    Unless it is to be closed it may be claimed at its `wake_at`. The jitter of that wait is the
+    random end of the run's id, so that runs that one worker took down come back apart.
+    """
+    chance = int(run_id[-8:], 16) / 2**32
+    delay_s = LOST_RETRY.delay_s(hot.faults + 1, chance)
     return replace(
         _unheld(hot, now, closing=closing),
         last_seq=hot.last_seq + 1,
         faults=hot.faults + 1,
         lease_token=hot.lease_token + 1,
+        wake_at=None if closing else after(now, delay_s),
     )
 
 

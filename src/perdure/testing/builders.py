@@ -60,6 +60,8 @@ AGENT = "helper"
 VERSION = "1"
 WORKER = "worker-a"
 TTL_S = 30.0
+BACKOFF_S = 0.5
+"""At most so long a run waits after its first fault."""
 
 PLANNING, EXECUTING = RunState.PLANNING, RunState.EXECUTING
 WAITING, SUCCEEDED, FAILED = RunState.WAITING_HUMAN, RunState.SUCCEEDED, RunState.FAILED
@@ -173,6 +175,7 @@ def want(
     serves: tuple[tuple[str, str], ...] = ((AGENT, VERSION),),
     queues: tuple[str, ...] = ("default",),
     runtime_version: int = 1,
+    suspects_max: int = 1,
 ) -> ClaimWant:
     """Return what a worker can take."""
     return ClaimWant(
@@ -182,6 +185,7 @@ def want(
         serves=serves,
         queues=queues,
         runtime_version=runtime_version,
+        suspects_max=suspects_max,
     )
 
 

@@ -98,10 +98,11 @@ def claim(tables: Tables, want: ClaimWant, now: datetime) -> list[Claimed]:
         for run_id, at in tables.ready.items()
         if at <= now and _fits(run := tables.runs[run_id], want)
     ]
-    return [
-        _take(tables, tables.runs[run_id], want, now)
-        for _, _, run_id in sorted(fitting)[: want.limit]
-    ]
+    in_order = [tables.runs[run_id] for _, _, run_id in sorted(fitting)]
+    suspected = [run for run in in_order if rules.is_suspected(run.hot)]
+    left = {run.facts.run_id for run in suspected[want.suspects_max :]}
+    chosen = [run for run in in_order if run.facts.run_id not in left]
+    return [_take(tables, run, want, now) for run in chosen[: want.limit]]
 
 
 def _fits(run: Run, want: ClaimWant) -> bool:

@@ -123,13 +123,13 @@ class MemoryStore:
         tables, now, before = self._tables, self._tables.clock(), run.hot
         exhausted = rules.is_exhausted(before, run.facts.options.max_attempts)
         cancelled = before.cancel_epoch > 0
-        run.hot = rules.lose(before, now, closing=exhausted or cancelled)
+        run.hot = rules.lose(run.facts.run_id, before, now, closing=exhausted or cancelled)
         tables.append_one(run, rules.lost_event(before))
         tables.end_attempt(run, AttemptEnd.LEASE_LOST)
         if exhausted or cancelled:
             tables.begin_closing(run, now)
         else:
-            tables.ready[run.facts.run_id] = now
+            tables.ready[run.facts.run_id] = run.hot.wake_at or now
         return Requeued(run_id=run.facts.run_id, exhausted=exhausted, cancel_requested=cancelled)
 
     async def release_runs(self, worker_id: str, leases: Sequence[LeaseKey]) -> int:

@@ -245,6 +245,7 @@ async def claim(connection: Connection, want: ClaimWant, clock: datetime | None)
         list(want.queues),
         want.runtime_version,
         want.limit,
+        want.suspects_max,
     )
     if not chosen:
         return []

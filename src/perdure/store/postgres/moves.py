@@ -89,8 +89,9 @@ async def requeue_expired(
     for row, (_, before) in zip(rows, lost, strict=True):
         exhausted = rules.is_exhausted(before, row["max_attempts"])
         cancelled = before.cancel_epoch > 0
-        moved.append((row["run_id"].hex, rules.lose(before, now, closing=exhausted or cancelled)))
         run_id = id_in(RUN, row["run_id"])
+        hot = rules.lose(run_id, before, now, closing=exhausted or cancelled)
+        moved.append((row["run_id"].hex, hot))
         answers.append(Requeued(run_id=run_id, exhausted=exhausted, cancel_requested=cancelled))
     await save_moves(connection, moved)
     await append_events(

@@ -15,6 +15,7 @@ from perdure.protocol.states import AttemptEnd
 from perdure.store.postgres.driver import Connection
 from perdure.store.postgres.statements import SQL
 from perdure.store.postgres.wire import data_out, id_out
+from perdure.store.rules import is_suspected
 
 Moved = tuple[str, RunHot]
 """A run's hex digits and its row as it becomes."""
@@ -80,10 +81,16 @@ async def end_attempts(connection: Connection, moved: Sequence[Moved], reason: A
 async def wake_or_close(
     connection: Connection, moved: Sequence[Moved], now: datetime, closing: frozenset[str]
 ) -> None:
-    """Make runs claimable at once; those in `closing` leave `ready` and get a closing timer."""
-    awake = [run_id for run_id, _ in moved if run_id not in closing]
+    """Make runs claimable at once, or at their `wake_at`; those in `closing` leave `ready` and get
+    a closing timer.
+    """
+    awake = [
+        (run_id, hot.wake_at or now, is_suspected(hot))
+        for run_id, hot in moved
+        if run_id not in closing
+    ]
     if awake:
-        await connection.execute(SQL["insert_ready"], awake, [now] * len(awake))
+        await connection.execute(SQL["insert_ready"], *columns(awake))
     ending = [run_id for run_id, _ in moved if run_id in closing]
     if ending:
         await connection.execute(SQL["delete_ready"], ending)

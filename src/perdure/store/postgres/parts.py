@@ -153,13 +153,13 @@ async def _schedule(
 ) -> None:
     """Set what wakes each run: its entry in `ready` and its timers."""
     woken = [
-        (hex_of(one.commit.run_id), max(0.0, one.commit.ready_in_s))
+        (hex_of(one.commit.run_id), max(0.0, one.commit.ready_in_s), one.commit.hot.faults > 0)
         for one in accepted
         if one.commit.ready_in_s is not None and not one.is_held and not _ended(one)
     ]
     if woken:
         await connection.execute(SQL["set_ready"], clock, *columns(woken))
-    waking = {run_id for run_id, _ in woken}
+    waking = {run_id for run_id, _, _ in woken}
     asleep = [
         run_id
         for one in accepted
@@ -209,4 +209,4 @@ async def _hand_over(connection: Connection, thread: UUID, clock: datetime | Non
     await connection.execute(SQL["activate_thread"], thread, following)
     if hot.parked_on is ParkedOn.THREAD:
         await save_moves(connection, [(following.hex, next_in_thread(hot, row["now"]))])
-        await connection.execute(SQL["insert_ready"], [following], [row["now"]])
+        await connection.execute(SQL["insert_ready"], [following], [row["now"]], [hot.faults > 0])

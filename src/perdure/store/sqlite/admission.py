@@ -63,7 +63,7 @@ def insert_run(tx: Transaction, new: NewRun) -> Inserted:
     if hot.parked_on is ParkedOn.THREAD:
         tx.run("queue_in_thread", thread, position, run)
     else:
-        tx.set_ready(run, tx.now_micros)
+        tx.set_ready(run, hot, tx.now_micros)
     return Inserted(row=RunRow(facts=facts, hot=hot), created=True, fingerprint=new.fingerprint)
 
 

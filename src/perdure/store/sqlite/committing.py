@@ -101,7 +101,7 @@ def _find_passed(tx: Transaction, part: Sequence[Prepared]) -> Passed:
         )
     return {
         place: (attempt, bytes.fromhex(thread or ""))
-        for answer in ask_rows(tx.db, "find_leases", fences)
+        for answer in ask_rows(tx.db, "pass_fence", fences)
         for place, attempt, thread in json.loads(answer)
     }
 
@@ -109,8 +109,8 @@ def _find_passed(tx: Transaction, part: Sequence[Prepared]) -> Passed:
 def _advance_passed(tx: Transaction, part: Sequence[Prepared], passed: Passed) -> None:
     passing = [part[place] for place in passed]
     ends = [(prepared.run, tx.now_micros) for prepared in passing if prepared.ends]
-    write_rows(tx.db, "end_attempts", ends)
-    write_rows(tx.db, "move_runs", [_move(tx, prepared) for prepared in passing])
+    write_rows(tx.db, "finish_runs", ends)
+    write_rows(tx.db, "advance_runs", [_move(tx, prepared) for prepared in passing])
 
 
 def _move(tx: Transaction, prepared: Prepared) -> Values:
@@ -169,7 +169,7 @@ def _schedule(tx: Transaction, prepared: Prepared, before: Kept, moved: Kept) ->
     tx.run("delete_ready", run)
     at = rules.ready_at(hot, commit, tx.now)
     if at is not None:
-        tx.set_ready(run, to_micros(at))
+        tx.set_ready(run, hot, to_micros(at))
     if hot.deadline_at != before.hot.deadline_at:
         if hot.deadline_at is None:
             tx.run("delete_timer", run, TimerKind.DEADLINE.value, NO_REF)

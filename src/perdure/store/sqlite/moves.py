@@ -41,16 +41,22 @@ def claim_runs(tx: Transaction, want: ClaimWant) -> list[Claimed]:
     """Take runs: larger priority first, then by the time they became claimable, then by id."""
     serves = json.dumps([list(pair) for pair in want.serves])
     found: list[Row] = []
-    for queue in want.queues:
-        found += tx.all(
-            "claim_candidates", queue, tx.now_micros, want.runtime_version, serves, want.limit
-        )
-    first = heapq.nsmallest(want.limit, found, key=lambda row: (-row[1], row[2], row[0]))
+    for suspected, limit in ((False, want.limit), (True, min(want.limit, want.suspects_max))):
+        group: list[Row] = []
+        for queue in want.queues if limit else ():
+            values = (queue, tx.now_micros, want.runtime_version, serves, limit, suspected)
+            group += tx.all("claim_candidates", *values)
+        found += heapq.nsmallest(limit, group, key=_in_order)
+    first = heapq.nsmallest(want.limit, found, key=_in_order)
     taken = [_take(tx, row[0], want) for row in first]
     write_rows(tx.db, "delete_ready", [(row[0],) for row in first])
     write_rows(tx.db, "insert_attempt", [one.attempt for one in taken])
     write_rows(tx.db, "insert_event", [one.event for one in taken])
     return [one.claimed for one in taken]
+
+
+def _in_order(row: Row) -> tuple[int, int, bytes]:
+    return (-row[1], row[2], row[0])
 
 
 @dataclass(slots=True)
@@ -171,15 +177,16 @@ def _take_away(tx: Transaction, run: bytes) -> Requeued:
     assert bound is not None, "a hot row has its cold one"
     exhausted = rules.is_exhausted(before.hot, bound[0])
     cancelled = before.hot.cancel_epoch > 0
-    hot = rules.lose(before.hot, tx.now, closing=exhausted or cancelled)
+    run_id = f"run_{run.hex()}"
+    hot = rules.lose(run_id, before.hot, tx.now, closing=exhausted or cancelled)
     _save(tx, run, before, hot)
     tx.append(run, hot, rules.lost_event(before.hot), hot.step_index)
     tx.end_attempt(run, hot, AttemptEnd.LEASE_LOST)
     if exhausted or cancelled:
         tx.begin_closing(run)
     else:
-        tx.set_ready(run, tx.now_micros)
-    return Requeued(run_id=f"run_{run.hex()}", exhausted=exhausted, cancel_requested=cancelled)
+        tx.set_ready(run, hot, to_micros(hot.wake_at or tx.now))
+    return Requeued(run_id=run_id, exhausted=exhausted, cancel_requested=cancelled)
 
 
 def release_runs(tx: Transaction, worker_id: str, leases: Sequence[LeaseKey]) -> int:
@@ -196,7 +203,7 @@ def release_runs(tx: Transaction, worker_id: str, leases: Sequence[LeaseKey]) ->
         if hot.cancel_epoch > 0:
             tx.begin_closing(run)
         else:
-            tx.set_ready(run, tx.now_micros)
+            tx.set_ready(run, hot, tx.now_micros)
         count += 1
     return count
 

@@ -11,7 +11,7 @@ from perdure.protocol.events import TYPE_NUMBER, EventData, NewEvent
 from perdure.protocol.runs import RunHot
 from perdure.protocol.states import AttemptEnd, ParkedOn
 from perdure.store.commits import NewBlob, TimerKind
-from perdure.store.rules import Kept, next_in_thread
+from perdure.store.rules import Kept, is_suspected, next_in_thread
 from perdure.store.sqlite.connection import SQL
 from perdure.store.sqlite.rows import Row, maybe, pack_digest, pack_hot, pack_id, read_kept
 
@@ -57,9 +57,9 @@ class Transaction:
         at = to_micros(hot.updated_at)
         self.run("end_attempt", run, hot.attempt, at, reason.value, commit_id)
 
-    def set_ready(self, run: bytes, at: int) -> None:
+    def set_ready(self, run: bytes, hot: RunHot, at: int) -> None:
         """Give the run its entry in `ready`; it must have none."""
-        self.run("insert_ready", run, at)
+        self.run("insert_ready", run, at, is_suspected(hot))
 
     def begin_closing(self, run: bytes) -> None:
         """Leave a run that nobody holds to the closing timer."""
@@ -94,7 +94,7 @@ class Transaction:
         if kept is not None and kept.hot.parked_on is ParkedOn.THREAD:
             hot = next_in_thread(kept.hot, self.now)
             self.save(run, Kept(hot=hot, deadline_left=kept.deadline_left))
-            self.set_ready(run, self.now_micros)
+            self.set_ready(run, hot, self.now_micros)
 
 
 def pack_own_event(run: bytes, hot: RunHot, data: EventData, step_index: int) -> tuple[Any, ...]:

@@ -11,6 +11,7 @@ from perdure.protocol.states import AttemptEnd, RunState
 from perdure.store.commits import ClaimWant, Commit
 from perdure.store.ports import Reader, Store
 from perdure.testing.builders import (
+    BACKOFF_S,
     TO_EXECUTING,
     TTL_S,
     WORKER,
@@ -21,6 +22,7 @@ from perdure.testing.builders import (
     lease_of,
     look,
     new_run,
+    note,
     parked,
     want,
     write,
@@ -202,11 +204,46 @@ class ClaimContract(Contract):
         held = await claimed(store)
         clock.advance(TTL_S)
         await store.requeue_expired(10)
+        clock.advance(BACKOFF_S)
         again = await claim_one(store, worker_id="worker-b")
         assert again.token > held.token + 1
         found = await last_attempt_event(reader, held.row.facts.run_id)
         assert (found.phase, found.attempt, found.worker) == ("recovered", 2, "worker-b")
         assert await types_of(reader, held.row.facts.run_id) == ["state"] + ["attempt"] * 3
+
+    async def test_of_suspected_runs_no_more_are_taken_than_wanted(
+        self, store: Store, clock: FakeClock
+    ) -> None:
+        """F45: those that may have killed their worker go one at a time, others as they come."""
+        lost = [(await claimed(store)).row.facts.run_id for _ in range(3)]
+        clock.advance(TTL_S)
+        await store.requeue_expired(10)
+        clock.advance(BACKOFF_S)
+        fresh = new_run()
+        await store.insert_run(fresh)
+        first = [held.row.facts.run_id for held in await store.claim_runs(want())]
+        assert len(first) == 2
+        assert fresh.run_id in first
+        assert len(set(first) & set(lost)) == 1
+        assert await store.claim_runs(want(suspects_max=0)) == []
+        [drained] = await store.claim_runs(want(worker_id="worker-b"))
+        assert await store.release_runs("worker-b", [lease_of(drained)]) == 1
+        assert await store.claim_runs(want(suspects_max=0)) == []
+        again = [held.row.facts.run_id for held in await store.claim_runs(want(suspects_max=2))]
+        assert sorted([*again, *(set(first) & set(lost))]) == sorted(lost)
+
+    async def test_a_run_that_waits_after_a_fault_is_suspected(
+        self, store: Store, clock: FakeClock
+    ) -> None:
+        """F45: a fault that its holder wrote counts like a lost lease; a step clears the run."""
+        both = [await claimed(store) for _ in range(2)]
+        for faults, held in enumerate(both):
+            commit = parked(commit_of(held.row, note()), ready_in_s=0.0)
+            await write(store, replace(commit, hot=replace(commit.hot, faults=faults)))
+        [cleared] = await store.claim_runs(want(suspects_max=0))
+        assert cleared.row.facts.run_id == both[0].row.facts.run_id
+        [suspected] = await store.claim_runs(want(suspects_max=1))
+        assert suspected.row.hot.faults == 1
 
     async def test_a_claim_tells_what_is_left_of_the_total_time(
         self, store: Store, clock: FakeClock

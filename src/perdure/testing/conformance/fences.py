@@ -19,6 +19,7 @@ from perdure.store.commits import (
 )
 from perdure.store.ports import Reader, Store
 from perdure.testing.builders import (
+    BACKOFF_S,
     EXECUTING,
     FAILED,
     PLANNING,
@@ -73,6 +74,7 @@ class FenceContract(Contract):
         old = await claimed(store)
         clock.advance(TTL_S)
         await store.requeue_expired(10)
+        clock.advance(BACKOFF_S)
         new = await claim_one(store, worker_id="worker-b")
         stale = commit_of(new.row, path=TO_SUCCEEDED)
         [result] = await store.commit([guarded(stale, token=old.token)])

@@ -1,5 +1,7 @@
 """What keeps a lease and what takes it away: renewal, expiry, hand-back, quarantine."""
 
+from datetime import timedelta
+
 import pytest
 
 from perdure.protocol import ids
@@ -8,6 +10,7 @@ from perdure.protocol.states import AttemptEnd, ParkedOn, RunState
 from perdure.store.commits import DueTimer, LeaseKey, LeaseLost, Renewal, Requeued, TimerKind
 from perdure.store.ports import Reader, Store
 from perdure.testing.builders import (
+    BACKOFF_S,
     TO_EXECUTING,
     TTL_S,
     WORKER,
@@ -80,6 +83,7 @@ class LeaseContract(Contract):
         await store.requeue_expired(10)
         [answer] = await store.renew_leases(WORKER, [lease_of(held)], TTL_S)
         assert not answer.held
+        clock.advance(BACKOFF_S)
         await claim_one(store)
         [answer] = await store.renew_leases(WORKER, [lease_of(held)], TTL_S)
         assert not answer.held
@@ -121,6 +125,9 @@ class LeaseContract(Contract):
         [requeued] = await store.requeue_expired(10)
         assert requeued == Requeued(run_id=run_id, exhausted=False, cancel_requested=False)
         hot = (await look(reader, run_id)).hot
+        assert hot.wake_at is not None
+        assert timedelta() < hot.wake_at - clock() <= timedelta(seconds=BACKOFF_S)
+        assert await store.claim_runs(want()) == []
         assert (hot.lease_owner, hot.lease_expires_at) == (None, None)
         assert (hot.lease_token, hot.faults, hot.attempt) == (held.token + 1, 1, 1)
         assert (hot.state, hot.parked_on) == (RunState.EXECUTING, None)
@@ -154,6 +161,7 @@ class LeaseContract(Contract):
         run_id = held.row.facts.run_id
         clock.advance(TTL_S)
         assert [one.exhausted for one in await store.requeue_expired(10)] == [False]
+        clock.advance(BACKOFF_S)
         await claim_one(store)
         clock.advance(TTL_S)
         [requeued] = await store.requeue_expired(10)

@@ -5,6 +5,7 @@ from dataclasses import replace
 from perdure.store.commits import DueTimer, TimerKind
 from perdure.store.ports import Reader, Store
 from perdure.testing.builders import (
+    BACKOFF_S,
     FAILED,
     TTL_S,
     WORKER,
@@ -71,8 +72,9 @@ class TimerContract(Contract):
         held = await claimed(store, new_run(run_s=60.0))
         clock.advance(TTL_S)
         await store.requeue_expired(10)
+        clock.advance(BACKOFF_S)
         again = await claim_one(store)
-        assert again.deadline_in_s == 60.0 - TTL_S
+        assert again.deadline_in_s == 60.0 - TTL_S - BACKOFF_S
         assert again.row.hot.deadline_at == held.row.hot.deadline_at
 
     async def test_an_expiry_is_due_with_its_interrupt(

@@ -109,6 +109,7 @@ CREATE TABLE ready (
     available_at timestamptz NOT NULL,
     priority integer NOT NULL,
     required_runtime integer NOT NULL,
+    suspected boolean NOT NULL,
     queue text NOT NULL,
     tenant_id text NOT NULL,
     agent_id text NOT NULL,
@@ -117,7 +118,7 @@ CREATE TABLE ready (
     fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200,
     autovacuum_vacuum_cost_delay = 0
 );
-CREATE INDEX ready_in_order ON ready (priority DESC, available_at, run_id);
+CREATE INDEX ready_in_order ON ready (suspected, priority DESC, available_at, run_id);
 
 CREATE TABLE attempts (
     run_id uuid NOT NULL,

@@ -58,9 +58,9 @@ WITH c AS MATERIALIZED (
     SELECT u.run_id, u.run_id, c.now + u.run_s * interval '1 second', 'deadline'
       FROM u, c WHERE u.run_s IS NOT NULL
 ), new_ready AS (
-    INSERT INTO ready (run_id, available_at, priority, required_runtime, queue, tenant_id, agent_id,
-                       agent_version)
-    SELECT u.run_id, c.now, u.priority, u.required_runtime, u.queue, u.tenant_id, u.agent_id,
+    INSERT INTO ready (run_id, available_at, priority, required_runtime, suspected, queue,
+                       tenant_id, agent_id, agent_version)
+    SELECT u.run_id, c.now, u.priority, u.required_runtime, FALSE, u.queue, u.tenant_id, u.agent_id,
            u.agent_version
       FROM u, c WHERE NOT u.queued
 )

@@ -20,12 +20,26 @@ SELECT s.* FROM unnest($1::uuid[]) AS w(run_id) JOIN run_state AS s ON s.run_id 
 SELECT tenant_id, thread_id, max_attempts FROM runs WHERE run_id = $1::uuid;
 
 -- name: claim_candidates
-SELECT run_id FROM ready
- WHERE available_at <= coalesce($1::timestamptz, now())
-   AND agent_id || chr(31) || agent_version = ANY ($2::text[])
-   AND queue = ANY ($3::text[]) AND required_runtime <= $4
- ORDER BY priority DESC, available_at, run_id
- LIMIT $5 FOR UPDATE SKIP LOCKED;
+-- Runs suspected of killing their worker are chosen apart: few of them may go together.
+WITH fresh AS MATERIALIZED (
+    SELECT run_id, priority, available_at FROM ready
+     WHERE NOT suspected AND available_at <= coalesce($1::timestamptz, now())
+       AND agent_id || chr(31) || agent_version = ANY ($2::text[])
+       AND queue = ANY ($3::text[]) AND required_runtime <= $4
+     ORDER BY priority DESC, available_at, run_id
+     LIMIT $5 FOR UPDATE SKIP LOCKED
+), suspects AS MATERIALIZED (
+    SELECT run_id, priority, available_at FROM ready
+     WHERE suspected AND available_at <= coalesce($1::timestamptz, now())
+       AND agent_id || chr(31) || agent_version = ANY ($2::text[])
+       AND queue = ANY ($3::text[]) AND required_runtime <= $4
+     ORDER BY priority DESC, available_at, run_id
+     LIMIT $6 FOR UPDATE SKIP LOCKED
+)
+SELECT c.run_id
+  FROM (SELECT * FROM fresh UNION ALL SELECT * FROM suspects) AS c
+ ORDER BY c.priority DESC, c.available_at, c.run_id
+ LIMIT $5;
 
 -- name: lock_ready_runs
 SELECT r.*, a.end_reason, coalesce($2::timestamptz, now()) AS now
@@ -124,13 +138,14 @@ UPDATE attempts AS a
  WHERE a.run_id = u.run_id AND a.attempt = u.attempt;
 
 -- name: insert_ready
-INSERT INTO ready (run_id, available_at, priority, required_runtime, queue, tenant_id, agent_id,
-                   agent_version)
-SELECT r.run_id, u.available_at, r.priority, r.required_runtime, r.queue, r.tenant_id, r.agent_id,
-       r.agent_version
-  FROM unnest($1::uuid[], $2::timestamptz[]) AS u(run_id, available_at)
+INSERT INTO ready (run_id, available_at, priority, required_runtime, suspected, queue, tenant_id,
+                   agent_id, agent_version)
+SELECT r.run_id, u.available_at, r.priority, r.required_runtime, u.suspected, r.queue, r.tenant_id,
+       r.agent_id, r.agent_version
+  FROM unnest($1::uuid[], $2::timestamptz[], $3::boolean[]) AS u(run_id, available_at, suspected)
   JOIN runs AS r ON r.run_id = u.run_id
-    ON CONFLICT (run_id) DO UPDATE SET available_at = excluded.available_at;
+    ON CONFLICT (run_id) DO UPDATE
+       SET available_at = excluded.available_at, suspected = excluded.suspected;
 
 -- name: delete_ready
 DELETE FROM ready AS q USING unnest($1::uuid[]) AS gone(run_id) WHERE q.run_id = gone.run_id;

@@ -56,12 +56,14 @@ SELECT DISTINCT ON (r.tenant_id, u.digest) coalesce($1::timestamptz, now()),
        SET last_referenced_at = greatest(excluded.last_referenced_at, blobs.last_referenced_at);
 
 -- name: set_ready
-INSERT INTO ready (run_id, available_at, priority, required_runtime, queue, tenant_id, agent_id,
-                   agent_version)
+INSERT INTO ready (run_id, available_at, priority, required_runtime, suspected, queue, tenant_id,
+                   agent_id, agent_version)
 SELECT r.run_id, coalesce($1::timestamptz, now()) + u.in_s * interval '1 second', r.priority,
-       r.required_runtime, r.queue, r.tenant_id, r.agent_id, r.agent_version
-  FROM unnest($2::uuid[], $3::float8[]) AS u(run_id, in_s) JOIN runs AS r ON r.run_id = u.run_id
-    ON CONFLICT (run_id) DO UPDATE SET available_at = excluded.available_at;
+       r.required_runtime, u.suspected, r.queue, r.tenant_id, r.agent_id, r.agent_version
+  FROM unnest($2::uuid[], $3::float8[], $4::boolean[]) AS u(run_id, in_s, suspected)
+  JOIN runs AS r ON r.run_id = u.run_id
+    ON CONFLICT (run_id) DO UPDATE
+       SET available_at = excluded.available_at, suspected = excluded.suspected;
 
 -- name: set_close_timers
 INSERT INTO timers (run_id, ref, due_at, kind)

@@ -140,10 +140,11 @@ CREATE TABLE ready (
     tenant_id TEXT NOT NULL,
     agent_id TEXT NOT NULL,
     agent_version TEXT NOT NULL,
-    required_runtime INTEGER NOT NULL
+    required_runtime INTEGER NOT NULL,
+    suspected INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 
-CREATE INDEX ready_in_order ON ready (queue, priority DESC, available_at, run_id);
+CREATE INDEX ready_in_order ON ready (queue, suspected, priority DESC, available_at, run_id);
 
 -- Runs that wait for an earlier run of their thread, in order of their input's place in it.
 CREATE TABLE thread_queue (

@@ -2,9 +2,10 @@
 
 -- name: insert_ready
 INSERT INTO ready (
-    run_id, queue, priority, available_at, tenant_id, agent_id, agent_version, required_runtime
+    run_id, queue, priority, available_at, tenant_id, agent_id, agent_version, required_runtime,
+    suspected
 )
-SELECT run_id, queue, priority, ?2, tenant_id, agent_id, agent_version, required_runtime
+SELECT run_id, queue, priority, ?2, tenant_id, agent_id, agent_version, required_runtime, ?3
 FROM runs
 WHERE run_id = ?1;
 
@@ -14,7 +15,7 @@ DELETE FROM ready WHERE run_id IN (VALUES (?));
 -- name: claim_candidates
 SELECT run_id, priority, available_at FROM ready
 WHERE
-    queue = ?1 AND available_at <= ?2 AND required_runtime <= ?3
+    queue = ?1 AND suspected = ?6 AND available_at <= ?2 AND required_runtime <= ?3
     AND (agent_id, agent_version) IN (
         SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(?4)
     )

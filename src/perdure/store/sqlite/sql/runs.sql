@@ -55,7 +55,7 @@ UPDATE run_state SET
     deadline_left = ?
 WHERE run_id = ?;
 
--- name: find_leases
+-- name: pass_fence
 -- The fence: which of these commits their holders may write, as JSON [[place, attempt, thread]],
 -- the thread only where the run ends. One value: each row of an answer is a call of the driver.
 -- One that is missing: somebody else wrote, or the clock went back; load_hot tells.
@@ -71,7 +71,7 @@ WHERE
     AND s.last_seq = v.seq AND s.lease_owner IS NOT NULL AND s.updated_at <= v.now
     AND s.last_commit_id IS NOT v.commit_id;
 
--- name: end_attempts
+-- name: finish_runs
 -- Of runs that end, what has an index: apart, so that no other step touches it.
 WITH v (run_id, finished_at) AS (VALUES (?, ?))
 UPDATE run_state SET
@@ -79,8 +79,8 @@ UPDATE run_state SET
 FROM v
 WHERE run_state.run_id = v.run_id;
 
--- name: move_runs
--- Of runs whose holders passed find_leases in the same transaction.
+-- name: advance_runs
+-- Of runs whose holders passed pass_fence in the same transaction.
 WITH v (
     run_id, state, step_index, events, faults, parked_on, waiting_kind, code, open_calls,
     open_interrupts, open_children, model_calls, tool_calls, input_tokens, output_tokens, cost,
@@ -101,7 +101,7 @@ FROM v
 WHERE run_state.run_id = v.run_id;
 
 -- name: advance_run
--- The fence and the move of one run that goes on, in one statement; no row: find_leases tells why.
+-- The fence and the move of one run that goes on, in one statement; no row: pass_fence tells why.
 UPDATE run_state SET
     state = ?2, step_index = ?3, last_seq = last_seq + ?4,
     faults = ?5, parked_on = ?6, waiting_kind = ?7, code = ?8,
