@@ -1,1 +1,1 @@
-"""Measures throughput and latency of the runtime."""
+"""Measures throughput, latency and growth of the runtime."""

@@ -4,13 +4,13 @@ from typing import Annotated
 
 import typer
 
-from perdure.bench.main import CONCURRENCY_DEFAULT, SECONDS_DEFAULT, describe_row, run_bench
+from perdure.bench.main import CONCURRENCY_DEFAULT, SECONDS_DEFAULT, describe, run_bench
 from perdure.bench.measure import STORES
 from perdure.ops.output import print_json, print_line
 
 
 def bench(
-    workload: Annotated[str, typer.Option("--workload", help="What to run: w1.")] = "w1",
+    workload: Annotated[str, typer.Option("--workload", help="What to run: w1, w2.")] = "w1",
     concurrency: Annotated[
         list[int] | None,
         typer.Option(
@@ -36,7 +36,8 @@ def bench(
         bool, typer.Option("--json", help="Print one JSON document with sorted keys.")
     ] = False,
 ) -> None:
-    """Measure throughput, latency and bytes beside the floor of the same database.
+    """Measure throughput, latency and bytes beside the floor of the same database (w1), or what
+    a run of a thousand steps costs at its end, in time, bytes and recovery (w2).
 
     PostgreSQL is started for it and removed afterwards.
     """
@@ -53,4 +54,4 @@ def bench(
         print_json(report)
         return
     for row in report.rows:
-        print_line(describe_row(row))
+        print_line(describe(row))

@@ -1,22 +1,24 @@
-"""`perdure bench`: W1 on both stores beside the floor of each, as a table or as JSON."""
+"""`perdure bench`: W1 beside the floor of each store, or W2 (growth), as a table or as JSON."""
 
 import sys
 from typing import TextIO
 
 from pydantic import BaseModel
 
+from perdure.bench.growth import GrowthRow, describe_growth, measure_growth
 from perdure.bench.machine import describe_machine
-from perdure.bench.measure import STORES, Point, Row, stores
+from perdure.bench.measure import STORES, Bench, Point, Row, stores
 
 CONCURRENCY_DEFAULT = (1, 16, 64)
 SECONDS_DEFAULT = 5.0
+WORKLOADS = ("w1", "w2")
 
 
 class Report(BaseModel):
     """The whole of a benchmark."""
 
     machine: dict[str, str | int | float]
-    rows: list[Row]
+    rows: list[Row] | list[GrowthRow]
 
 
 def run_bench(
@@ -32,13 +34,15 @@ def run_bench(
 
     Raises ValueError for an unknown workload or store.
     """
-    if workload != "w1":
-        raise ValueError(f"unknown workload {workload!r}; known: w1")
+    if workload not in WORKLOADS:
+        raise ValueError(f"unknown workload {workload!r}; known: {', '.join(WORKLOADS)}")
     unknown = set(wanted) - set(STORES)
     if unknown:
         raise ValueError(f"unknown store {min(unknown)!r}; known: {', '.join(STORES)}")
     rows: list[Row] = []
     with stores(wanted) as bench:
+        if workload == "w2":
+            return Report(machine=describe_machine(), rows=_measure_growth(bench, wanted, progress))
         for store in wanted:
             for in_flight in concurrency:
                 point = Point(
@@ -48,6 +52,20 @@ def run_bench(
                 progress.write(describe_row(rows[-1]) + "\n")
                 progress.flush()
     return Report(machine=describe_machine(), rows=rows)
+
+
+def _measure_growth(bench: Bench, wanted: tuple[str, ...], progress: TextIO) -> list[GrowthRow]:
+    rows: list[GrowthRow] = []
+    for store in wanted:
+        rows.append(measure_growth(bench, store))
+        progress.write(describe_growth(rows[-1]) + "\n")
+        progress.flush()
+    return rows
+
+
+def describe(row: Row | GrowthRow) -> str:
+    """Return a row of either workload as a line."""
+    return describe_growth(row) if isinstance(row, GrowthRow) else describe_row(row)
 
 
 def describe_row(row: Row) -> str:

@@ -87,9 +87,7 @@ class Bench:
 
     def _take(self, point: Point, what: str) -> tuple[Seen, int, float]:
         """Return what a child saw, the bytes it stored, and all CPU seconds it caused."""
-        self._count += 1
-        name = f"bench_{self._count}"
-        with self._database(point.store, name) as (url, size):
+        with self.database(point.store) as (url, size):
             if what == "w1":
                 anyio.run(_warm_up, url)
             before, server_cpu = size(), self._server_cpu_s(point.store)
@@ -107,7 +105,10 @@ class Bench:
             return seen, size() - before, cpu_s
 
     @contextmanager
-    def _database(self, store: str, name: str) -> "Generator[tuple[str, Callable[[], int]]]":
+    def database(self, store: str) -> "Generator[tuple[str, Callable[[], int]]]":
+        """Make an empty database; yield its URL and a function that returns its bytes."""
+        self._count += 1
+        name = f"bench_{self._count}"
         if store == SQLITE:
             path = self._folder / f"{name}.db"
             yield f"sqlite:///{path}", lambda: _sqlite_size(path)

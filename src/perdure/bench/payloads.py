@@ -26,7 +26,8 @@ def _word() -> str:
 _WORDS = [_word() for _ in range(2500)]
 
 
-def _prose(size: int) -> str:
+def prose_of(size: int) -> str:
+    """Return text of pseudo-words of exactly `size` characters."""
     words: list[str] = []
     length = 0
     while length < size:
@@ -38,7 +39,7 @@ def _prose(size: int) -> str:
 def _object(size: int, **fields: JsonValue) -> dict[str, JsonValue]:
     """Return an object whose compact JSON has exactly `size` bytes."""
     empty = len(json.dumps({**fields, "text": ""}, separators=(",", ":")))
-    return {**fields, "text": _prose(size - empty)}
+    return {**fields, "text": prose_of(size - empty)}
 
 
 ARGS = [_object(ARGS_BYTES, topic="figures", page=1000 + place) for place in range(VARIANTS)]
