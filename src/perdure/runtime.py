@@ -6,7 +6,7 @@ of ids and its chance.
 
 import random
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,10 +24,12 @@ from perdure.engine.heartbeat import LoopHeartbeat, ThreadHeartbeat
 from perdure.engine.worker import Worker
 from perdure.ops.settings import Settings
 from perdure.protocol.errors import Invalid, Unavailable
+from perdure.protocol.states import RunState
 from perdure.service.base import Service
 from perdure.signals.local import LocalSignals, PolledSignals
 from perdure.signals.off import NoSignals
 from perdure.signals.ports import Signals
+from perdure.store.commits import RetentionRule
 from perdure.store.ports import Database
 from perdure.store.sqlite import SqliteDatabase
 from perdure.store.sqlite.status import read_schema_state
@@ -168,7 +170,22 @@ def engine_settings(settings: Settings) -> EngineSettings:
         tool_slots_max=worker.tool_slots_max,
         tool_timeout_s=worker.tool_timeout_s,
         drain_grace_s=worker.drain_grace_s,
+        retention=tuple(retention_rules(settings)),
+        retention_interval_s=settings.retention.interval_s,
+        blobs_kept_s=settings.retention.blobs_s,
     )
+
+
+def retention_rules(settings: Settings) -> Iterator[RetentionRule]:
+    """Yield what the settings say of keeping history. A tenant named without a time keeps all."""
+    named = settings.retention.tenants.items()
+    for tenant_id, times in ((None, settings.retention), *named):
+        for state, seconds in (
+            (RunState.SUCCEEDED, times.succeeded_s),
+            (RunState.FAILED, times.failed_s),
+        ):
+            if seconds is not None or tenant_id is not None:
+                yield RetentionRule(state=state, tenant_id=tenant_id, older_than_s=seconds)
 
 
 @asynccontextmanager

@@ -36,6 +36,18 @@ class Rows:
 
         return self._on_postgres(count)
 
+    def count(self, table: str) -> int:
+        """Return how many rows a table has."""
+        statement = f"SELECT count(*) FROM {table}"  # noqa: S608  # a name from a test
+        if not self._is_postgres:
+            with closing(sqlite3.connect(self.url)) as connection:
+                return connection.execute(statement).fetchone()[0]
+
+        async def count(connection: "asyncpg.Connection[Any]") -> int:
+            return await connection.fetchval(statement)
+
+        return self._on_postgres(count)
+
     @property
     def _is_postgres(self) -> bool:
         return self.url.startswith("postgresql://")

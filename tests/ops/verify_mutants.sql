@@ -244,7 +244,7 @@ UPDATE run_state SET lease_owner = 'wrk_other' WHERE run_id = :run;
 UPDATE attempts SET end_reason = NULL WHERE run_id = :run;
 
 -- mutant: H3 | plain | an ended run in the queue
-INSERT INTO ready SELECT run_id, queue, priority, 0, tenant_id, agent_id, agent_version, 1 FROM
+INSERT INTO ready SELECT run_id, queue, priority, 0, tenant_id, agent_id, agent_version, 1, 0 FROM
     runs WHERE run_id = :run;
 
 -- mutant: H3 | plain | an ended run with a timer
@@ -477,11 +477,11 @@ INSERT INTO timers VALUES (:run, 'deadline', x'', 0);
 DELETE FROM ready WHERE run_id = :run;
 
 -- mutant: L6 | waiting | a waiting run can be claimed
-INSERT INTO ready SELECT run_id, queue, priority, 0, tenant_id, agent_id, agent_version, 1 FROM
+INSERT INTO ready SELECT run_id, queue, priority, 0, tenant_id, agent_id, agent_version, 1, 0 FROM
     runs WHERE run_id = :run;
 
 -- mutant: L6 | held | a held run can be claimed
-INSERT INTO ready SELECT run_id, queue, priority, 0, tenant_id, agent_id, agent_version, 1 FROM
+INSERT INTO ready SELECT run_id, queue, priority, 0, tenant_id, agent_id, agent_version, 1, 0 FROM
     runs WHERE run_id = :run;
 
 -- mutant: L6 | queued | a run queues behind nobody

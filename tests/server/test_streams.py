@@ -2,14 +2,14 @@
 
 import json
 from collections.abc import AsyncGenerator
-from dataclasses import replace
 
 import anyio
 import pytest
 
 from perdure.protocol.errors import Unavailable
 from perdure.protocol.events import RecordedEvent
-from perdure.protocol.runs import RunRow
+from perdure.protocol.states import RunState
+from perdure.store.commits import RetentionRule
 from perdure.testing.sse_client import SseClient, SseEvent, StreamInterrupted, follow_to_the_end
 from tests.server.world import World, eventually, open_world, value_of
 
@@ -236,31 +236,25 @@ async def test_the_wire_has_lf_only_and_no_character_that_splits_lines(world: Wo
     assert all(json.loads(event.data) for event in events)
 
 
-async def test_a_cursor_before_the_kept_range_gets_a_gap_with_a_snapshot(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_cursor_before_the_kept_range_gets_a_gap_with_a_snapshot(world: World) -> None:
+    """R-6.8: what is no longer kept is told; everything else of the run can still be read."""
     run = await world.start("echo", {"times": 2}, wait=5)
-    reader = world.core.reader
-    find_run, events_after = reader.find_run, reader.events_after
-
-    async def find(tenant_id: str | None, run_id: str) -> RunRow | None:
-        row = await find_run(tenant_id, run_id)
-        return row and replace(row, hot=replace(row.hot, retained_from_seq=5))
-
-    async def after(run_id: str, seq: int, *, limit: int) -> list[RecordedEvent]:
-        return await events_after(run_id, max(seq, 4), limit=limit)
-
-    monkeypatch.setattr(reader, "find_run", find)
-    monkeypatch.setattr(reader, "events_after", after)
+    path, end = f"/v1/runs/{run['run_id']}", run["last_seq"]
+    keep = (RetentionRule(state=RunState.SUCCEEDED, older_than_s=0),)
+    assert (await world.core.store.expire_history(keep, after=None, limit=10)).runs == 1
     async with world.events_of(run["run_id"]).connect() as stream:
         first, *rest = await stream.rest()
     gap = first.json()
-    assert (first.id, gap["type"], gap["data"]["kept_from"]) == ("4", "gap", 5)
+    assert (first.id, gap["type"], gap["data"]["kept_from"]) == (str(end - 1), "gap", end)
     assert gap["data"]["run"]["state"] == "succeeded"
-    assert _seqs(rest) == list(range(5, run["last_seq"] + 1))
-    page = await world.get(f"/v1/runs/{run['run_id']}/events", after="2")
-    assert page["gap"]["kept_from"] == 5
-    assert (await world.get(f"/v1/runs/{run['run_id']}/events", after="4"))["gap"] is None
+    assert _seqs(rest) == [end]
+    page = await world.get(f"{path}/events", after="2")
+    assert page["gap"]["kept_from"] == end
+    assert (await world.get(f"{path}/events", after=str(end - 1)))["gap"] is None
+    for part in ("", "/attempts", "/steps", "/tool_calls", "/checkpoints", "/interrupts"):
+        await world.get(path + part)
+    (call, _) = (await world.get(f"{path}/tool_calls"))["items"]
+    assert (call["status"], call["args"], call["output"]) == ("succeeded", None, None)
 
 
 async def test_a_store_that_goes_away_ends_the_stream_and_not_the_run(

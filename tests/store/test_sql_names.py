@@ -15,6 +15,7 @@ OPEN_FILTER = "PostgreSQL leaves a null condition open in one statement where an
 ONLY_POSTGRES = {
     "commit_batch": SET_ORIENTED,
     "count_interrupts": "counts and ages in one statement",
+    "drop_history": SET_ORIENTED,
     "end_attempts": SET_ORIENTED,
     "find_leases": LOCKS,
     "insert_events": SET_ORIENTED,
@@ -32,12 +33,17 @@ ONLY_POSTGRES = {
     "set_ready": SET_ORIENTED,
     "sync_deadlines": SET_ORIENTED,
     "take_runs": SET_ORIENTED,
+    "use_blobs": SET_ORIENTED,
+    "use_run_blobs": SET_ORIENTED,
 }
 
 ONLY_SQLITE = {
     "advance_run": IN_BATCH,
     "advance_runs": IN_BATCH,
     "count_open_interrupts": "count_interrupts on PostgreSQL",
+    "delete_blob_uses": "drop_history on PostgreSQL",
+    "delete_checkpoints": "drop_history on PostgreSQL",
+    "delete_history": "drop_history on PostgreSQL",
     "delete_timer": "delete_timers, set-oriented",
     "end_attempt": "end_attempts, set-oriented",
     "end_execution": IN_BATCH,
@@ -62,11 +68,13 @@ ONLY_SQLITE = {
     "pass_fence": IN_BATCH,
     "queue_in_thread": QUEUE_TABLE,
     "save_hot": "move_runs, set-oriented",
+    "set_retained": "drop_history on PostgreSQL",
     "update_tool_call": IN_BATCH,
     "update_tool_call_one": LONE,
     "upsert_agent": "register_agents, set-oriented",
     "upsert_step": IN_BATCH,
     "upsert_tool": "register_tools, set-oriented",
+    "use_blob": "use_blobs and use_run_blobs, set-oriented",
 }
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from perdure.engine.directory import AgentDirectory
 from perdure.engine.ports import Chance, Clock, Ids
 from perdure.signals.ports import Signals
+from perdure.store.commits import RetentionRule
 from perdure.store.ports import Reader, Store
 from perdure.telemetry.metrics import Metrics
 
@@ -24,6 +25,9 @@ class EngineSettings:
     tool_timeout_s: float = 60.0
     cancel_grace_s: float = 5.0
     drain_grace_s: float = 20.0
+    retention: tuple[RetentionRule, ...] = ()
+    retention_interval_s: float = 3600.0
+    blobs_kept_s: float = 86_400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

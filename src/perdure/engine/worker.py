@@ -29,6 +29,7 @@ from perdure.engine.load import Damaged, load_claimed
 from perdure.engine.maintenance import Maintenance
 from perdure.engine.planning import Judge
 from perdure.engine.ports import AgentCatalog, Policy, ToolRunner
+from perdure.engine.retention import Retention
 from perdure.engine.view import RunView
 from perdure.protocol.agents import AgentCard
 from perdure.protocol.base import RUNTIME_VERSION
@@ -101,6 +102,7 @@ class Worker:
             services.start_soon(self._heed_cancels)
             services.start_soon(self._write_late)
             services.start_soon(Maintenance(core=self.core, tools=self.tools).run)
+            services.start_soon(Retention(core=self.core).run)
             async with anyio.create_task_group() as attempts:
                 attempts.start_soon(self._claim_loop, around, attempts)
                 task_status.started()

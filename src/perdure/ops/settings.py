@@ -146,6 +146,35 @@ class WorkerSettings(_Section):
         return self.lease_ttl_s / 3 if self.heartbeat_s is None else self.heartbeat_s
 
 
+class TenantRetention(_Section):
+    """How long the history of a tenant's ended runs is kept."""
+
+    succeeded_s: float | None = Field(
+        default=None, ge=0, description="seconds after a success; unset: for ever"
+    )
+    failed_s: float | None = Field(
+        default=None, ge=0, description="seconds after a failure or cancel; unset: for ever"
+    )
+
+
+class RetentionSettings(TenantRetention):
+    """How long the history of ended runs is kept: events, checkpoints and their large values.
+
+    The run, its terminal event, its calls, questions, artifacts and messages stay.
+    """
+
+    tenants: dict[str, TenantRetention] = Field(
+        default_factory=dict[str, TenantRetention],
+        description="times of single tenants, by id; one that is named here has only its own",
+    )
+    interval_s: float = Field(default=3600.0, gt=0, le=86_400, description="seconds between sweeps")
+    blobs_s: float = Field(
+        default=86_400.0,
+        ge=0,
+        description="seconds that content stays after the last run that used it",
+    )
+
+
 class LogSettings(_Section):
     """What is logged, to stderr."""
 
@@ -175,6 +204,7 @@ class Settings(BaseSettings):
     )
     server: ListenSettings = Field(default=ListenSettings())
     worker: WorkerSettings = Field(default=WorkerSettings())
+    retention: RetentionSettings = Field(default=RetentionSettings())
     log: LogSettings = Field(default=LogSettings())
 
     @classmethod

@@ -404,6 +404,26 @@ class DueTimer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RetentionRule:
+    """How long the history of ended runs is kept; None: for ever.
+
+    A tenant's own rule goes before the general one.
+    """
+
+    state: RunState
+    older_than_s: float | None
+    tenant_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Swept:
+    """What one sweep did. `after` is where the next one goes on; None at the end of all runs."""
+
+    runs: int
+    after: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AgentRegistration:
     """An agent version a worker serves: its card as JSON, with a digest of it."""
 

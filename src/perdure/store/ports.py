@@ -50,6 +50,8 @@ from perdure.store.commits import (
     Replayed,
     RequestKey,
     Requeued,
+    RetentionRule,
+    Swept,
     ToolRegistration,
 )
 
@@ -123,6 +125,22 @@ class Store(Protocol):
 
     async def quarantine(self, run_id: str, token: int, reason: str, step_index: int) -> bool:
         """Put a held run aside (`parked_on` repair, a `repair` event); False if not held so."""
+        ...
+
+    async def expire_history(
+        self, keep: Sequence[RetentionRule], *, after: str | None, limit: int
+    ) -> Swept:
+        """Look at up to `limit` runs with a larger id and drop the history of those that are due.
+
+        Of an ended run that its rule no longer keeps, the events before the terminal one and all
+        checkpoints go, `retained_from_seq` becomes the terminal seq, and content that only they
+        referred to is no longer in use. The row, the terminal event, attempts, steps, calls with
+        their external references, interrupts, artifacts and messages stay (R-6.8).
+        """
+        ...
+
+    async def expire_blobs(self, older_than_s: float, limit: int) -> int:
+        """Delete content that no run uses and nobody referred to for so long; return how much."""
         ...
 
     async def create_thread(self, row: ThreadRow, key: RequestKey | None = None) -> Replayed | None:

@@ -40,6 +40,7 @@ from perdure.store.commits import (
     LeaseLost,
     NewRun,
     Refused,
+    RetentionRule,
 )
 
 
@@ -424,6 +425,38 @@ def late_event(late: LateResult) -> LateEvent:
 def next_in_thread(hot: RunHot, now: datetime) -> RunHot:
     """Return the row of a queued run whose turn in its thread has come."""
     return replace(hot, parked_on=None, updated_at=event_time(now, hot))
+
+
+# ---------------------------------------------------------------- retention
+
+
+def lasting_digests(commit: Commit) -> frozenset[str]:
+    """Return the content of a commit that outlives its run's history: artifacts and the answer."""
+    kept = {artifact.digest for artifact in commit.artifacts}
+    if commit.hot.state in TERMINAL:
+        kept |= {blob.digest for blob in commit.blobs}
+    return frozenset(kept)
+
+
+def history_is_due(
+    hot: RunHot, tenant_id: str, keep: Sequence[RetentionRule], now: datetime
+) -> bool:
+    """Tell whether an ended run's history may go, and has not gone yet."""
+    if hot.finished_at is None or hot.terminal_seq is None:
+        return False
+    if hot.retained_from_seq >= hot.terminal_seq:
+        return False
+    mine = [rule for rule in keep if rule.state is hot.state]
+    own = [rule for rule in mine if rule.tenant_id == tenant_id]
+    general = [rule for rule in mine if rule.tenant_id is None]
+    times = [rule.older_than_s for rule in own or general if rule.older_than_s is not None]
+    return any(hot.finished_at + timedelta(seconds=seconds) <= now for seconds in times)
+
+
+def drop_history(hot: RunHot) -> RunHot:
+    """Return the row of an ended run whose history went."""
+    assert hot.terminal_seq is not None, "only ended runs lose their history"
+    return replace(hot, retained_from_seq=hot.terminal_seq, checkpoint_seq=None)
 
 
 # ---------------------------------------------------------------- threads and messages

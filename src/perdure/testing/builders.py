@@ -306,10 +306,13 @@ async def advanced(store: Store, reader: Reader, commit: Commit) -> RunRow:
     return await look(reader, commit.run_id)
 
 
-async def finish(store: Store, reader: Reader, run_id: str) -> RunRow:
+async def finish(
+    store: Store, reader: Reader, run_id: str, *, blobs: tuple[NewBlob, ...] = ()
+) -> RunRow:
     """Bring a run from pending to its success, by its holder or without one."""
     row = await look(reader, run_id)
-    return await advanced(store, reader, commit_of(row, path=TO_SUCCEEDED))
+    commit = replace(commit_of(row, path=TO_SUCCEEDED), blobs=blobs)
+    return await advanced(store, reader, commit)
 
 
 # ---------------------------------------------------------------- rows beside a run

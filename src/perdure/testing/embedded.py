@@ -253,10 +253,12 @@ class Embedded:
         return row
 
     async def events(self, run_id: str) -> list[RecordedEvent]:
-        """Return the whole log of a run."""
+        """Return the log of a run, as far as it is kept."""
         log: list[RecordedEvent] = []
-        while page := await self.core.reader.events_after(run_id, len(log), limit=PAGE):
+        seq = 0
+        while page := await self.core.reader.events_after(run_id, seq, limit=PAGE):
             log += page
+            seq = page[-1].seq
         return log
 
     async def pending(self, run_id: str) -> list[InterruptRow]:

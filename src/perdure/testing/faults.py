@@ -38,6 +38,8 @@ from perdure.store.commits import (
     Replayed,
     RequestKey,
     Requeued,
+    RetentionRule,
+    Swept,
     ToolRegistration,
 )
 from perdure.store.ports import Store
@@ -209,6 +211,16 @@ class FaultyStore:
     async def quarantine(self, run_id: str, token: int, reason: str, step_index: int) -> bool:
         """See the port."""
         return await self._inner.quarantine(run_id, token, reason, step_index)
+
+    async def expire_history(
+        self, keep: Sequence[RetentionRule], *, after: str | None, limit: int
+    ) -> Swept:
+        """See the port."""
+        return await self._inner.expire_history(keep, after=after, limit=limit)
+
+    async def expire_blobs(self, older_than_s: float, limit: int) -> int:
+        """See the port."""
+        return await self._inner.expire_blobs(older_than_s, limit)
 
     async def create_thread(self, row: ThreadRow, key: RequestKey | None = None) -> Replayed | None:
         """See the port."""

@@ -67,9 +67,13 @@ async def gather(reader: Reader, row: RunRow) -> RunRecord:
     replayer = Replayer(from_start=row.hot.retained_from_seq == 1)
     log, checkpoints = await _read_log(reader, row, replayer)
     _note_documents(replayer, row, checkpoints)
-    calls = await _calls(reader, run_id)
-    interrupts = await _interrupts(reader, tenant, run_id)
-    artifacts = await _artifacts(reader, tenant, run_id)
+    kept = row.hot.retained_from_seq  # a row whose event is gone cannot be compared with it
+    calls = [call for call in await _calls(reader, run_id) if call.action_seq >= kept]
+    asked = await _interrupts(reader, tenant, run_id)
+    interrupts = [question for question in asked if question.opened_seq >= kept]
+    made = await _artifacts(reader, tenant, run_id)
+    artifacts = [artifact for artifact in made if artifact.seq >= kept]
+    known = {call.tool_call_id for call in calls}
     foreign, more = await _strangers(reader, row, log, (calls, interrupts, artifacts))
     thread = await reader.find_thread(tenant, row.facts.thread_id)
     return RunRecord(
@@ -79,7 +83,11 @@ async def gather(reader: Reader, row: RunRow) -> RunRecord:
         attempts=await reader.list_attempts(run_id),
         steps=await _steps(reader, run_id),
         calls=calls,
-        executions=await reader.list_executions(run_id),
+        executions=[
+            item
+            for item in await reader.list_executions(run_id)
+            if kept == 1 or item.tool_call_id in known
+        ],
         checkpoints=[replace(item, agent_state=None) for item in checkpoints],
         interrupts=[*interrupts, *more],
         artifacts=artifacts,

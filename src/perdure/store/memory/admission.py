@@ -73,7 +73,7 @@ def _add(tables: Tables, run: Run, new: NewRun, now: datetime) -> None:
     if new.idempotency_key is not None:
         tables.keys[new.tenant_id, new.agent_id, new.idempotency_key] = new.run_id
     tables.append(run, (new.event,))
-    tables.keep_blobs(new.tenant_id, new.blobs, now)
+    tables.keep_blobs(run, new.blobs, {blob.digest for blob in new.blobs}, now)
     tables.sync_deadline(run)
     tables.add_message(
         MessageRow(

@@ -29,7 +29,7 @@ from perdure.store.commits import (
     TimerKind,
 )
 from perdure.store.memory.tables import Run, Tables
-from perdure.store.rules import advance, judge, ready_at
+from perdure.store.rules import advance, judge, lasting_digests, ready_at
 
 STEP_ENDS = frozenset({StepStatus.SUCCEEDED, StepStatus.FAILED, StepStatus.CANCELLED})
 
@@ -113,7 +113,7 @@ def _write(tables: Tables, run: Run, commit: Commit, now: datetime) -> None:
     run.kept = advance(run.kept, commit, now)
     at = run.hot.updated_at
     tables.append(run, commit.events)
-    tables.keep_blobs(run.facts.tenant_id, commit.blobs, now)
+    tables.keep_blobs(run, commit.blobs, lasting_digests(commit), now)
     for change in commit.steps:
         _move_step(tables, run, change, at)
     _write_calls(tables, run, commit, at)

@@ -79,8 +79,9 @@ class MemoryReader:
 
     async def events_after(self, run_id: str, seq: int, *, limit: int) -> list[RecordedEvent]:
         """See `Reader.events_after`."""
-        start = max(0, seq)
-        return self._tables.events.get(run_id, [])[start : start + limit]
+        log = self._tables.events.get(run_id, [])
+        start = max(0, seq - log[0].seq + 1) if log else 0
+        return log[start : start + limit]
 
     async def list_attempts(self, run_id: str) -> list[AttemptRow]:
         """See `Reader.list_attempts`."""

@@ -3,7 +3,7 @@
 Nothing here awaits, so each call of the store is one critical section on an event loop.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
@@ -99,6 +99,10 @@ class Tables:
     interrupts: dict[str, InterruptRow] = field(default_factory=dict[str, InterruptRow])
     artifacts: dict[str, ArtifactRow] = field(default_factory=dict[str, ArtifactRow])
     blobs: dict[tuple[str, str], Blob] = field(default_factory=dict[tuple[str, str], Blob])
+    blob_uses: dict[tuple[str, str, str], bool] = field(
+        default_factory=dict[tuple[str, str, str], bool]
+    )
+    """By (tenant, digest, run); True: also once the run's history is gone."""
     threads: dict[str, ThreadRow] = field(default_factory=dict[str, ThreadRow])
     messages: dict[str, MessageRow] = field(default_factory=dict[str, MessageRow])
     request_keys: dict[tuple[str, str, str], Replayed] = field(
@@ -119,7 +123,7 @@ class Tables:
             log.append(
                 RecordedEvent(
                     run_id=run.facts.run_id,
-                    seq=len(log) + 1,
+                    seq=log[-1].seq + 1 if log else 1,
                     type=event.data.type,
                     step_index=event.step_index,
                     at=run.hot.updated_at,
@@ -165,9 +169,14 @@ class Tables:
         self.ready.pop(run.facts.run_id, None)
         self.set_timer(run.facts.run_id, TimerKind.CLOSE, now)
 
-    def keep_blobs(self, tenant_id: str, blobs: Iterable[NewBlob], now: datetime) -> None:
-        """Keep content once by digest; what is there is only touched."""
+    def keep_blobs(
+        self, run: Run, blobs: Iterable[NewBlob], lasting: Container[str], now: datetime
+    ) -> None:
+        """Keep content once by digest; what is there is only touched. The run uses it now."""
+        tenant_id = run.facts.tenant_id
         for blob in blobs:
+            use = (tenant_id, blob.digest, run.facts.run_id)
+            self.blob_uses[use] = blob.digest in lasting or self.blob_uses.get(use, False)
             known = self.blobs.get((tenant_id, blob.digest))
             if known is None:
                 self.blobs[tenant_id, blob.digest] = Blob(

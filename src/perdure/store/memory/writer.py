@@ -26,10 +26,13 @@ from perdure.store.commits import (
     Replayed,
     RequestKey,
     Requeued,
+    RetentionRule,
+    Swept,
     ToolRegistration,
 )
 from perdure.store.memory.admission import claim, insert
 from perdure.store.memory.applying import apply
+from perdure.store.memory.retention import expire_blobs, expire_history
 from perdure.store.memory.tables import Registered, Run, Tables
 
 
@@ -94,7 +97,7 @@ class MemoryStore:
         now = tables.clock()
         run.hot = rules.note_late(run.hot, now)
         tables.append_one(run, rules.late_event(late), late.step_index)
-        tables.keep_blobs(run.facts.tenant_id, late.blobs, now)
+        tables.keep_blobs(run, late.blobs, {blob.digest for blob in late.blobs}, now)
         tables.late[key] = LateRow(
             tool_call_id=late.tool_call_id,
             execution=late.execution,
@@ -157,6 +160,16 @@ class MemoryStore:
         self._tables.append_one(run, rules.repair_event(reason), step_index)
         self._tables.end_attempt(run, AttemptEnd.ERROR)
         return True
+
+    async def expire_history(
+        self, keep: Sequence[RetentionRule], *, after: str | None, limit: int
+    ) -> Swept:
+        """See `Store.expire_history`."""
+        return expire_history(self._tables, keep, after, limit)
+
+    async def expire_blobs(self, older_than_s: float, limit: int) -> int:
+        """See `Store.expire_blobs`."""
+        return expire_blobs(self._tables, older_than_s, limit)
 
     async def create_thread(self, row: ThreadRow, key: RequestKey | None = None) -> Replayed | None:
         """See `Store.create_thread`."""

@@ -189,6 +189,8 @@ async def keep_blobs(connection: Connection, new: NewRun, clock: datetime | None
         for _, blob in sorted(blobs.items())
     ]
     await connection.execute(SQL["insert_blob"], clock, *columns(rows))
+    uses = [(hex_of(new.run_id), new.tenant_id, digest) for _, digest, _, _ in rows]
+    await connection.execute(SQL["use_blobs"], *columns(uses))
 
 
 async def _insert(

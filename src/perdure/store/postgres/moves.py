@@ -68,6 +68,8 @@ async def record_late(connection: Connection, late: LateResult, clock: datetime 
             for _, blob in sorted(blobs.items())
         ]
         await connection.execute(SQL["keep_run_blobs"], clock, *columns(kept))
+        uses = [(key, digest, True) for _, digest, _, _ in kept]
+        await connection.execute(SQL["use_run_blobs"], *columns(uses))
     written = (late.execution, late.attempt, late.epoch, hot.last_seq, late.status)
     await connection.execute(
         SQL["insert_late"], call, key, hot.updated_at, *written, text_out(late.external_ref)

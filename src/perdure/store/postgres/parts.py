@@ -18,7 +18,7 @@ from perdure.store.postgres.moving import columns, delete_timers, insert_timers,
 from perdure.store.postgres.rows import hot_of
 from perdure.store.postgres.statements import SQL
 from perdure.store.postgres.wire import digest_out, digest_out_or_none, id_out, text_out
-from perdure.store.rules import next_in_thread
+from perdure.store.rules import lasting_digests, next_in_thread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ async def write_parts(
 
 
 async def _keep_blobs(
-    connection: Connection, accepted: Iterable[Accepted], clock: datetime | None
+    connection: Connection, accepted: Sequence[Accepted], clock: datetime | None
 ) -> None:
     rows = [
         (hex_of(one.commit.run_id), digest_out(blob.digest), blob.media_type.encode(), blob.data)
@@ -56,6 +56,13 @@ async def _keep_blobs(
     ]
     if rows:
         await connection.execute(SQL["keep_run_blobs"], clock, *columns(rows))
+        uses = [
+            (hex_of(one.commit.run_id), digest_out(blob.digest), blob.digest in lasting)
+            for one in accepted
+            for lasting in (lasting_digests(one.commit),)
+            for blob in one.commit.blobs
+        ]
+        await connection.execute(SQL["use_run_blobs"], *columns(uses))
 
 
 async def _open_interrupts(

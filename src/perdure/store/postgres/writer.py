@@ -30,9 +30,11 @@ from perdure.store.commits import (
     Replayed,
     RequestKey,
     Requeued,
+    RetentionRule,
+    Swept,
     ToolRegistration,
 )
-from perdure.store.postgres import moves, threads
+from perdure.store.postgres import moves, retention, threads
 from perdure.store.postgres.admission import Admission, claim
 from perdure.store.postgres.committing import Committer
 from perdure.store.postgres.driver import Connection
@@ -116,6 +118,20 @@ class PostgresStore:
         """See `Store.quarantine`."""
         return await self._move(
             lambda c: moves.quarantine(c, run_id, token, reason, step_index, self._now())
+        )
+
+    async def expire_history(
+        self, keep: Sequence[RetentionRule], *, after: str | None, limit: int
+    ) -> Swept:
+        """See `Store.expire_history`."""
+        return await self._move(
+            lambda c: retention.expire_history(c, keep, after, limit, self._now())
+        )
+
+    async def expire_blobs(self, older_than_s: float, limit: int) -> int:
+        """See `Store.expire_blobs`."""
+        return await self._move(
+            lambda c: retention.expire_blobs(c, older_than_s, limit, self._now())
         )
 
     async def create_thread(self, row: ThreadRow, key: RequestKey | None = None) -> Replayed | None:

@@ -56,7 +56,7 @@ def insert_run(tx: Transaction, new: NewRun) -> Inserted:
     _insert_cold(tx, new, facts, (run, thread, position))
     tx.run("insert_run_state", *pack_hot(Kept(hot=hot)), run)
     tx.append(run, hot, new.event.data, new.event.step_index)
-    tx.keep_blobs(new.tenant_id, new.blobs)
+    tx.keep_blobs(run, new.tenant_id, new.blobs, {blob.digest for blob in new.blobs})
     if hot.deadline_at is not None:
         due = to_micros(hot.deadline_at)
         tx.run("insert_timer", run, TimerKind.DEADLINE.value, NO_REF, due)

@@ -149,7 +149,7 @@ def record_late(tx: Transaction, late: LateResult) -> bool:
     if late.blobs:
         keys = tx.one("find_run_keys", run)
         assert keys is not None, "the hot row was there"
-        tx.keep_blobs(keys[0], late.blobs)
+        tx.keep_blobs(run, keys[0], late.blobs, {blob.digest for blob in late.blobs})
     tx.run(
         "insert_late",
         run,

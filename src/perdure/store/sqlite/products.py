@@ -37,7 +37,7 @@ def _write_owned(tx: Transaction, commit: Commit, run: bytes, at: int) -> None:
     keys = tx.one("find_run_keys", run)
     assert keys is not None, "the hot row was there"
     tenant, thread = keys
-    tx.keep_blobs(tenant, commit.blobs)
+    tx.keep_blobs(run, tenant, commit.blobs, rules.lasting_digests(commit))
     for message in commit.messages:
         _insert_message(tx, tenant, thread, run, message, at)
     for artifact in commit.artifacts:

@@ -26,10 +26,12 @@ from perdure.store.commits import (
     Replayed,
     RequestKey,
     Requeued,
+    RetentionRule,
+    Swept,
     ToolRegistration,
 )
 from perdure.store.rules import check_batch
-from perdure.store.sqlite import admission, moves
+from perdure.store.sqlite import admission, moves, retention
 from perdure.store.sqlite.prepared import Prepared, prepare
 from perdure.store.sqlite.transaction import Transaction
 from perdure.store.sqlite.writer import Writer
@@ -92,6 +94,16 @@ class SqliteStore:
             return moves.quarantine(tx, run_id, token, reason, step_index)
 
         return await self._writer.run(put_aside)
+
+    async def expire_history(
+        self, keep: Sequence[RetentionRule], *, after: str | None, limit: int
+    ) -> Swept:
+        """See `Store.expire_history`."""
+        return await self._writer.run(lambda tx: retention.expire_history(tx, keep, after, limit))
+
+    async def expire_blobs(self, older_than_s: float, limit: int) -> int:
+        """See `Store.expire_blobs`."""
+        return await self._writer.run(lambda tx: retention.expire_blobs(tx, older_than_s, limit))
 
     async def create_thread(self, row: ThreadRow, key: RequestKey | None = None) -> Replayed | None:
         """See `Store.create_thread`."""

@@ -1,7 +1,7 @@
 """One write transaction: its connection, its time, and the few moves that every write shares."""
 
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -66,11 +66,14 @@ class Transaction:
         self.run("delete_ready", run)
         self.run("insert_timer", run, TimerKind.CLOSE.value, NO_REF, self.now_micros)
 
-    def keep_blobs(self, tenant_id: str, blobs: Iterable[NewBlob]) -> None:
-        """Keep content once by digest; what is there is only touched."""
+    def keep_blobs(
+        self, run: bytes, tenant_id: str, blobs: Iterable[NewBlob], lasting: Container[str]
+    ) -> None:
+        """Keep content once by digest; what is there is only touched. The run uses it now."""
         for blob in blobs:
             digest = pack_digest(blob.digest)
             self.run("insert_blob", tenant_id, digest, blob.media_type, self.now_micros, blob.data)
+            self.run("use_blob", run, tenant_id, digest, int(blob.digest in lasting))
 
     def end_run(self, run: bytes, thread: bytes) -> None:
         """Clear what an ended run leaves: timers, its entry in `ready`, its place in the thread."""

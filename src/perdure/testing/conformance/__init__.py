@@ -28,6 +28,7 @@ _PARTS = (
     "races",
     "readers",
     "refusals",
+    "retention",
     "rows",
     "texts",
     "timers",
@@ -54,6 +55,7 @@ from perdure.testing.conformance.readers import (  # noqa: E402
     RegistryContract,
 )
 from perdure.testing.conformance.refusals import RefusalContract  # noqa: E402
+from perdure.testing.conformance.retention import RetentionContract  # noqa: E402
 from perdure.testing.conformance.rows import RowContract  # noqa: E402
 from perdure.testing.conformance.texts import TextContract  # noqa: E402
 from perdure.testing.conformance.timers import TimerContract  # noqa: E402
@@ -76,6 +78,7 @@ __all__ = [
     "RefusalContract",
     "RegistryContract",
     "RequestKeyContract",
+    "RetentionContract",
     "RowContract",
     "TextContract",
     "ThreadContract",

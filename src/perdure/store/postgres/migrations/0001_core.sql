@@ -226,6 +226,16 @@ CREATE TABLE blobs (
     PRIMARY KEY (tenant_id, digest)
 );
 
+-- Which runs use which content; `lasts`: also once the run's history is gone.
+CREATE TABLE blob_uses (
+    run_id uuid NOT NULL,
+    lasts boolean NOT NULL,
+    tenant_id text NOT NULL,
+    digest bytea NOT NULL,
+    PRIMARY KEY (run_id, digest)
+);
+CREATE INDEX blob_uses_by_content ON blob_uses (tenant_id, digest);
+
 CREATE TABLE messages (
     thread_id uuid NOT NULL,
     message_id uuid NOT NULL,

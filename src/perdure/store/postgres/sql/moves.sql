@@ -168,6 +168,12 @@ VALUES ($1::uuid, $2::uuid, $3, $4, $5, $6, $7, $8, $9);
 -- name: find_late
 SELECT 1 FROM late_results WHERE tool_call_id = $1::uuid AND execution = $2;
 
+-- name: use_blobs
+INSERT INTO blob_uses (run_id, lasts, tenant_id, digest)
+SELECT u.run_id, true, u.tenant_id, u.digest
+  FROM unnest($1::uuid[], $2::text[], $3::bytea[]) AS u(run_id, tenant_id, digest)
+    ON CONFLICT (run_id, digest) DO UPDATE SET lasts = true;
+
 -- name: insert_blob
 INSERT INTO blobs (created_at, last_referenced_at, tenant_id, digest, media_type, data)
 SELECT coalesce($1::timestamptz, now()), coalesce($1::timestamptz, now()), u.tenant_id, u.digest,

@@ -55,6 +55,14 @@ SELECT DISTINCT ON (r.tenant_id, u.digest) coalesce($1::timestamptz, now()),
     ON CONFLICT (tenant_id, digest) DO UPDATE
        SET last_referenced_at = greatest(excluded.last_referenced_at, blobs.last_referenced_at);
 
+-- name: use_run_blobs
+INSERT INTO blob_uses AS b (run_id, lasts, tenant_id, digest)
+SELECT u.run_id, bool_or(u.lasts), r.tenant_id, u.digest
+  FROM unnest($1::uuid[], $2::bytea[], $3::bool[]) AS u(run_id, digest, lasts)
+  JOIN runs AS r ON r.run_id = u.run_id
+ GROUP BY u.run_id, r.tenant_id, u.digest
+    ON CONFLICT (run_id, digest) DO UPDATE SET lasts = b.lasts OR excluded.lasts;
+
 -- name: set_ready
 INSERT INTO ready (run_id, available_at, priority, required_runtime, suspected, queue, tenant_id,
                    agent_id, agent_version)

@@ -280,6 +280,17 @@ CREATE TABLE blobs (
     PRIMARY KEY (tenant_id, digest)
 ) STRICT;
 
+-- Which runs use which content; `lasts`: also once the run's history is gone.
+CREATE TABLE blob_uses (
+    run_id BLOB NOT NULL,
+    tenant_id TEXT NOT NULL,
+    digest ANY NOT NULL,
+    lasts INTEGER NOT NULL,
+    PRIMARY KEY (run_id, digest)
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX blob_uses_by_content ON blob_uses (tenant_id, digest);
+
 CREATE TABLE threads (
     thread_id BLOB NOT NULL PRIMARY KEY CHECK (length(thread_id) = 16),
     tenant_id TEXT NOT NULL,

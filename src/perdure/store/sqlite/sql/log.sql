@@ -171,5 +171,9 @@ VALUES (?1, ?2, ?3, ?4, ?4, ?5)
 ON CONFLICT (tenant_id, digest) DO UPDATE SET
     last_referenced_at = max(blobs.last_referenced_at, excluded.last_referenced_at);
 
+-- name: use_blob
+INSERT INTO blob_uses (run_id, tenant_id, digest, lasts) VALUES (?, ?, ?, ?)
+ON CONFLICT (run_id, digest) DO UPDATE SET lasts = max(blob_uses.lasts, excluded.lasts);
+
 -- name: read_blob
 SELECT data FROM blobs WHERE tenant_id = ? AND digest = ?;

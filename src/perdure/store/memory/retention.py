@@ -1,0 +1,47 @@
+"""What is no longer kept: the history of ended runs, and content that nothing uses (R-6.8)."""
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+from perdure.store import rules
+from perdure.store.commits import RetentionRule, Swept
+from perdure.store.memory.tables import Run, Tables
+
+
+def expire_history(
+    tables: Tables, keep: Sequence[RetentionRule], after: str | None, limit: int
+) -> Swept:
+    """Drop what is due of the next runs."""
+    now = tables.clock()
+    later = sorted(run_id for run_id in tables.runs if after is None or run_id > after)
+    page = [tables.runs[run_id] for run_id in later[:limit]]
+    due = [run for run in page if rules.history_is_due(run.hot, run.facts.tenant_id, keep, now)]
+    for run in due:
+        _drop(tables, run)
+    return Swept(runs=len(due), after=later[limit - 1] if len(later) > limit else None)
+
+
+def _drop(tables: Tables, run: Run) -> None:
+    run_id = run.facts.run_id
+    run.hot = rules.drop_history(run.hot)
+    tables.events[run_id] = [
+        event for event in tables.events[run_id] if event.seq >= run.hot.retained_from_seq
+    ]
+    for key in [key for key, row in tables.checkpoints.items() if row.run_id == run_id]:
+        del tables.checkpoints[key]
+    for use in [use for use, lasts in tables.blob_uses.items() if use[2] == run_id and not lasts]:
+        del tables.blob_uses[use]
+
+
+def expire_blobs(tables: Tables, older_than_s: float, limit: int) -> int:
+    """Delete content that no run uses."""
+    until = tables.clock() - timedelta(seconds=older_than_s)
+    used = {(tenant_id, digest) for tenant_id, digest, _ in tables.blob_uses}
+    idle = [
+        key
+        for key, blob in tables.blobs.items()
+        if key not in used and blob.last_referenced_at < until
+    ]
+    for key in idle[:limit]:
+        del tables.blobs[key]
+    return len(idle[:limit])

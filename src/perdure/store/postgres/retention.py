@@ -1,0 +1,42 @@
+"""What is no longer kept: the history of ended runs, and content that nothing uses (R-6.8)."""
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from perdure.protocol.ids import RUN, hex_of
+from perdure.store import rules
+from perdure.store.commits import RetentionRule, Swept
+from perdure.store.postgres.driver import Connection
+from perdure.store.postgres.rows import hot_of
+from perdure.store.postgres.statements import SQL
+from perdure.store.postgres.wire import id_in
+
+_BEFORE_ALL = "0" * 32
+
+
+async def expire_history(
+    connection: Connection,
+    keep: Sequence[RetentionRule],
+    after: str | None,
+    limit: int,
+    clock: datetime | None,
+) -> Swept:
+    """Drop what is due of the next runs."""
+    start = _BEFORE_ALL if after is None else hex_of(after)
+    page = await connection.fetch(SQL["page_of_runs"], start, limit, clock)
+    due = [
+        row["run_id"]
+        for row in page
+        if rules.history_is_due(hot_of(row), row["tenant_id"], keep, row["now"])
+    ]
+    last = id_in(RUN, page[-1]["run_id"]) if len(page) == limit else None
+    if not due:
+        return Swept(runs=0, after=last)
+    return Swept(runs=len(await connection.fetch(SQL["drop_history"], due)), after=last)
+
+
+async def expire_blobs(
+    connection: Connection, older_than_s: float, limit: int, clock: datetime | None
+) -> int:
+    """Delete content that no run uses."""
+    return len(await connection.fetch(SQL["delete_blobs"], clock, older_than_s, limit))

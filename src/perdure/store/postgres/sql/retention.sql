@@ -1,0 +1,41 @@
+-- What is no longer kept.
+
+-- name: page_of_runs
+-- Ended rows never move any more, so nothing is locked to look at them.
+SELECT s.*, r.tenant_id, coalesce($3::timestamptz, now()) AS now
+  FROM runs AS r JOIN run_state AS s ON s.run_id = r.run_id
+ WHERE r.run_id > $1::uuid
+ ORDER BY r.run_id
+ LIMIT $2;
+
+-- name: drop_history
+WITH u AS MATERIALIZED (
+    SELECT s.run_id, s.terminal_seq
+      FROM run_state AS s
+     WHERE s.run_id = ANY ($1::uuid[]) AND s.retained_from_seq < s.terminal_seq
+       FOR NO KEY UPDATE
+), e AS (
+    DELETE FROM events AS e USING u WHERE e.run_id = u.run_id AND e.seq < u.terminal_seq
+), c AS (
+    DELETE FROM checkpoints AS c USING u WHERE c.run_id = u.run_id
+), b AS (
+    DELETE FROM blob_uses AS b USING u WHERE b.run_id = u.run_id AND NOT b.lasts
+)
+UPDATE run_state AS s SET retained_from_seq = u.terminal_seq, checkpoint_seq = NULL
+  FROM u WHERE s.run_id = u.run_id
+RETURNING s.run_id;
+
+-- name: delete_blobs
+WITH idle AS MATERIALIZED (
+    SELECT b.tenant_id, b.digest
+      FROM blobs AS b
+     WHERE b.last_referenced_at < coalesce($1::timestamptz, now()) - $2 * interval '1 second'
+       AND NOT EXISTS (
+           SELECT 1 FROM blob_uses AS u WHERE u.tenant_id = b.tenant_id AND u.digest = b.digest)
+     LIMIT $3
+       FOR UPDATE SKIP LOCKED
+)
+DELETE FROM blobs AS b USING idle
+ WHERE b.tenant_id = idle.tenant_id AND b.digest = idle.digest
+   AND b.last_referenced_at < coalesce($1::timestamptz, now()) - $2 * interval '1 second'
+RETURNING 1 AS gone;

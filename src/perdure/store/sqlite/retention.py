@@ -1,0 +1,36 @@
+"""What is no longer kept: the history of ended runs, and content that nothing uses (R-6.8)."""
+
+from collections.abc import Sequence
+
+from perdure.protocol.base import to_micros
+from perdure.store import rules
+from perdure.store.commits import RetentionRule, Swept
+from perdure.store.sqlite.rows import pack_id
+from perdure.store.sqlite.transaction import Transaction
+
+
+def expire_history(
+    tx: Transaction, keep: Sequence[RetentionRule], after: str | None, limit: int
+) -> Swept:
+    """Drop what is due of the next runs."""
+    page = tx.all("page_of_runs", b"" if after is None else pack_id(after), limit)
+    count = sum(_drop(tx, run, tenant, keep) for run, tenant in page)
+    return Swept(runs=count, after=f"run_{page[-1][0].hex()}" if len(page) == limit else None)
+
+
+def _drop(tx: Transaction, run: bytes, tenant_id: str, keep: Sequence[RetentionRule]) -> bool:
+    kept = tx.load(run)
+    if kept is None or not rules.history_is_due(kept.hot, tenant_id, keep, tx.now):
+        return False
+    seq = rules.drop_history(kept.hot).retained_from_seq
+    tx.run("delete_history", run, seq)
+    tx.run("delete_checkpoints", run)
+    tx.run("delete_blob_uses", run)
+    tx.run("set_retained", run, seq)
+    return True
+
+
+def expire_blobs(tx: Transaction, older_than_s: float, limit: int) -> int:
+    """Delete content that no run uses."""
+    until = to_micros(tx.now) - round(older_than_s * 1_000_000)
+    return tx.run("delete_blobs", until, limit)

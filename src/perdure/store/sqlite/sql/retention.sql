@@ -1,0 +1,28 @@
+-- What is no longer kept.
+
+-- name: page_of_runs
+SELECT run_id, tenant_id FROM runs WHERE run_id > ? ORDER BY run_id LIMIT ?;
+
+-- name: delete_history
+DELETE FROM events WHERE run_id = ? AND seq < ?;
+
+-- name: delete_checkpoints
+DELETE FROM checkpoints WHERE run_id = ?;
+
+-- name: delete_blob_uses
+DELETE FROM blob_uses WHERE run_id = ? AND NOT lasts;
+
+-- name: set_retained
+UPDATE run_state SET retained_from_seq = ?2, checkpoint_seq = NULL WHERE run_id = ?1;
+
+-- name: delete_blobs
+DELETE FROM blobs
+WHERE rowid IN (
+    SELECT b.rowid FROM blobs AS b
+    WHERE
+        b.last_referenced_at < ?
+        AND NOT EXISTS (
+            SELECT 1 FROM blob_uses AS u WHERE u.tenant_id = b.tenant_id AND u.digest = b.digest
+        )
+    LIMIT ?
+);

@@ -1,0 +1,139 @@
+"""What retention promises: whose history goes, what stays, and that used content is never lost."""
+
+from dataclasses import replace
+
+from perdure.protocol.codec import digest_bytes
+from perdure.protocol.states import RunState
+from perdure.store.commits import NewBlob, RetentionRule
+from perdure.store.ports import Reader, Store
+from perdure.testing.builders import (
+    claimed,
+    commit_of,
+    finish,
+    late_result,
+    look,
+    new_run,
+    note,
+    with_call,
+    write,
+)
+from perdure.testing.clock import FakeClock
+from perdure.testing.conformance.base import Contract
+
+DAY_S = 86_400.0
+KEEP_A_DAY = (RetentionRule(state=RunState.SUCCEEDED, older_than_s=DAY_S),)
+
+
+def blob(text: str) -> NewBlob:
+    """Return content."""
+    data = text.encode()
+    return NewBlob(digest=digest_bytes(data), media_type="text/plain", data=data)
+
+
+class RetentionContract(Contract):
+    """`expire_history` and `expire_blobs`."""
+
+    async def test_the_history_of_an_ended_run_goes_after_its_time(
+        self, store: Store, reader: Reader, clock: FakeClock
+    ) -> None:
+        held = await claimed(store)
+        row, call = await with_call(store, reader, held.row)
+        run_id = row.facts.run_id
+        ended = await finish(store, reader, run_id)
+        clock.advance(DAY_S - 1)
+        assert (await store.expire_history(KEEP_A_DAY, after=None, limit=10)).runs == 0
+        clock.advance(1)
+        assert (await store.expire_history(KEEP_A_DAY, after=None, limit=10)).runs == 1
+        terminal = ended.hot.terminal_seq
+        assert terminal is not None
+        kept = await look(reader, run_id)
+        assert kept.hot == replace(ended.hot, retained_from_seq=terminal, checkpoint_seq=None)
+        events = await reader.events_after(run_id, 0, limit=100)
+        assert [event.seq for event in events] == list(range(terminal, ended.hot.last_seq + 1))
+        assert await reader.list_checkpoints(run_id, before=None, limit=10) == []
+        calls = await reader.list_tool_calls(run_id, after=None, limit=10)
+        assert [item.tool_call_id for item in calls] == [call.tool_call_id]
+        assert len(await reader.list_attempts(run_id)) == 1
+        assert (await store.expire_history(KEEP_A_DAY, after=None, limit=10)).runs == 0
+
+    async def test_running_runs_and_other_states_keep_their_history(
+        self, store: Store, reader: Reader, clock: FakeClock
+    ) -> None:
+        held = await claimed(store)
+        ended = await claimed(store)
+        await finish(store, reader, ended.row.facts.run_id)
+        clock.advance(2 * DAY_S)
+        failed = (RetentionRule(state=RunState.FAILED, older_than_s=0),)
+        assert (await store.expire_history(failed, after=None, limit=10)).runs == 0
+        every = tuple(RetentionRule(state=state, older_than_s=0) for state in RunState)
+        assert (await store.expire_history(every, after=None, limit=10)).runs == 1
+        assert len(await reader.events_after(held.row.facts.run_id, 0, limit=10)) == 2
+
+    async def test_a_tenants_own_rule_goes_before_the_general_one(
+        self, store: Store, reader: Reader, clock: FakeClock
+    ) -> None:
+        mine = await claimed(store, new_run(tenant_id="mine"))
+        other = await claimed(store, new_run(tenant_id="other"))
+        for held in (mine, other):
+            await finish(store, reader, held.row.facts.run_id)
+        clock.advance(2 * DAY_S)
+        own = RetentionRule(state=RunState.SUCCEEDED, older_than_s=None, tenant_id="mine")
+        assert (await store.expire_history((*KEEP_A_DAY, own), after=None, limit=10)).runs == 1
+        assert (await look(reader, mine.row.facts.run_id)).hot.retained_from_seq == 1
+
+    async def test_a_sweep_goes_on_where_the_last_page_ended(
+        self, store: Store, reader: Reader, clock: FakeClock
+    ) -> None:
+        for _ in range(3):
+            held = await claimed(store)
+            await finish(store, reader, held.row.facts.run_id)
+        clock.advance(2 * DAY_S)
+        first = await store.expire_history(KEEP_A_DAY, after=None, limit=2)
+        assert first.runs == 2
+        assert first.after is not None
+        second = await store.expire_history(KEEP_A_DAY, after=first.after, limit=2)
+        assert (second.runs, second.after) == (1, None)
+
+    async def test_a_late_result_after_the_history_went_has_the_next_seq(
+        self, store: Store, reader: Reader, clock: FakeClock
+    ) -> None:
+        held = await claimed(store)
+        row, call = await with_call(store, reader, held.row)
+        ended = await finish(store, reader, row.facts.run_id)
+        clock.advance(DAY_S)
+        await store.expire_history(KEEP_A_DAY, after=None, limit=10)
+        assert await store.record_late(late_result(call))
+        events = await reader.events_after(row.facts.run_id, ended.hot.last_seq, limit=10)
+        assert [(event.seq, event.type) for event in events] == [(ended.hot.last_seq + 1, "late")]
+
+    async def test_content_goes_once_no_run_uses_it(
+        self, store: Store, reader: Reader, clock: FakeClock
+    ) -> None:
+        first, second = await claimed(store), await claimed(store)
+        shared, own = blob("shared"), blob("own")
+        for held, blobs in ((first, (shared, own)), (second, (shared,))):
+            commit = replace(commit_of(held.row, note()), blobs=blobs)
+            await write(store, commit)
+        tenant = first.row.facts.tenant_id
+        await finish(store, reader, first.row.facts.run_id)
+        clock.advance(DAY_S)
+        assert await store.expire_blobs(0, 10) == 0
+        assert (await store.expire_history(KEEP_A_DAY, after=None, limit=10)).runs == 1
+        assert await store.expire_blobs(2 * DAY_S, 10) == 0
+        assert await store.expire_blobs(DAY_S - 1, 10) == 1
+        assert await reader.read_blob(tenant, own.digest) is None
+        assert await reader.read_blob(tenant, shared.digest) == shared.data
+
+    async def test_input_and_answer_outlive_the_history(
+        self, store: Store, reader: Reader, clock: FakeClock
+    ) -> None:
+        asked, answered = blob("input"), blob("answer")
+        held = await claimed(store, replace(new_run(), blobs=(asked,)))
+        row = await look(reader, held.row.facts.run_id)
+        await finish(store, reader, row.facts.run_id, blobs=(answered,))
+        clock.advance(2 * DAY_S)
+        assert (await store.expire_history(KEEP_A_DAY, after=None, limit=10)).runs == 1
+        assert await store.expire_blobs(0, 10) == 0
+        for content in (asked, answered):
+            found = await reader.read_blob(row.facts.tenant_id, content.digest)
+            assert found == content.data

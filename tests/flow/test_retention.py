@@ -1,0 +1,70 @@
+"""History that is no longer kept: what goes, what stays, and that nothing breaks (R-6.8)."""
+
+from dataclasses import replace
+
+from perdure.engine.context import PlannerContext
+from perdure.engine.retention import Retention
+from perdure.protocol.codec import decode
+from perdure.protocol.decisions import Decision, Finish
+from perdure.protocol.events import StateEvent
+from perdure.protocol.states import RunState
+from perdure.store.commits import RetentionRule
+from perdure.testing.embedded import SETTINGS, calls, scripted
+from perdure.testing.tools import ToolZoo
+from tests.flow.rows import Rows
+from tests.flow.world import flow
+
+AT_ONCE = replace(
+    SETTINGS,
+    retention=(RetentionRule(state=RunState.SUCCEEDED, older_than_s=0),),
+    retention_interval_s=3600.0,
+    blobs_kept_s=0,
+)
+LARGE = 20_000
+
+
+async def test_an_ended_run_keeps_its_end_and_its_thread_when_its_history_goes(
+    url: str, zoo: ToolZoo
+) -> None:
+    """R-6.8, R-7.5, decision 39: events, checkpoints and unused content go; the summary stays."""
+    seen: list[list[str]] = []
+
+    def decide(context: PlannerContext) -> Decision:
+        seen.append([str(message.parts) for message in context.messages])
+        if not context.turns:
+            return calls(("big", {"size": LARGE}), ("echo", {"text": "hi"}))
+        return Finish(answer="z" * LARGE)
+
+    agent = scripted("large", decide, tools=["big", "echo"])
+    async with flow(url, [agent], zoo, settings=AT_ONCE) as engine:
+        first = await engine.submit("large", "y" * LARGE)
+        ended = await engine.wait_terminal(first)
+        assert ended.hot.state is RunState.SUCCEEDED
+        blobs = Rows(url).count("blobs")
+        assert blobs == 3, "input, output and answer"
+        assert await Retention(core=engine.core).run_once() == 1
+        assert await Retention(core=engine.core).run_once() == 0
+        assert Rows(url).count("blobs") == 2, "the tool's output is used by nobody"
+        assert Rows(url).count("checkpoints") == 0
+        events = await engine.events(first)
+        assert [event.seq for event in events] == [ended.hot.terminal_seq]
+        (end,) = [event.data for event in events if isinstance(event.data, StateEvent)]
+        assert end.answer_ref is not None
+        tenant = ended.facts.tenant_id
+        answer = await engine.core.reader.read_blob(tenant, end.answer_ref.digest)
+        assert answer is not None
+        assert decode(answer) == "z" * LARGE
+        second = await engine.submit("large", "again", thread_id=ended.facts.thread_id)
+        row = await engine.wait_terminal(second)
+        assert row.hot.state is RunState.SUCCEEDED
+        assert len(seen[-1]) == 2, "the thread's messages are still there"
+
+
+async def test_what_waits_or_is_kept_longer_stays_whole(url: str, zoo: ToolZoo) -> None:
+    """R-6.8: only ended runs, only the states that a rule names."""
+    failing = scripted("failing", [calls(("echo", {"text": "a"}))])
+    async with flow(url, [failing], zoo, settings=AT_ONCE) as engine:
+        row = await engine.wait_terminal(await engine.submit("failing"))
+        assert row.hot.state is RunState.FAILED
+        assert await Retention(core=engine.core).run_once() == 0
+        assert (await engine.events(row.facts.run_id))[0].seq == 1
