@@ -94,6 +94,18 @@ def _stumbling(context: PlannerContext) -> Decision:
     return DONE
 
 
+def _spoken(context: PlannerContext) -> Decision:
+    """Say two fragments' worth, then something short."""
+    assert context.open_message is not None
+    text = "word " * 2000 if context.step_index == 0 else "done"
+    message = context.open_message()
+    message.say(text)
+    use = _use(text).model_copy(update={"message_id": message.message_id})
+    if context.step_index == 0:
+        return call("echo", value=1).model_copy(update={"model_uses": (use,)})
+    return Finish(answer=text, model_uses=(use,))
+
+
 class _Bug:
     """Raises once, as a planner with a bug would; then it is mended."""
 
@@ -160,6 +172,7 @@ def agents() -> list[HostedAgent]:
         scripted("buggy", _Bug()),
         scripted("wrong", [call("nothing", x=1), call("echo", wrong=1), DONE], tools=["echo"]),
         scripted("idle", [DONE]),
+        scripted("spoken", _spoken, tools=["echo"]),
     ]
 
 
@@ -197,6 +210,8 @@ async def make_history(path: Path, journal: Path) -> History:
 
 async def _ended(engine: Embedded, runs: Runs) -> None:
     """Runs that end by themselves."""
+    runs["spoken"] = await engine.submit("spoken", stream=True)
+    await engine.wait_terminal(runs["spoken"])
     for agent in ("plain", "artist", "big", "wobbly", "napping", "stumbling", "wrong", "idle"):
         runs[agent] = await engine.submit(agent, idempotency_key=f"key-{agent}")
     runs["keyed"] = await engine.submit("idle", idempotency_key="another key")

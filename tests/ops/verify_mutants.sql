@@ -539,3 +539,44 @@ UPDATE attempts SET end_reason = 'bored' WHERE run_id = :run;
 
 -- mutant: C6 | big | a large value that is no JSON
 UPDATE blobs SET data = CAST('{' AS BLOB);
+
+-- mutant: I60 | spoken | a fragment is missing
+UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.offset', 8001) AS BLOB) WHERE run_id =
+    :run AND type = :t_delta AND json_extract(CAST(data AS TEXT), '$.offset') = 8000;
+
+-- mutant: I60 | spoken | a fragment says something again
+UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.offset', 7999) AS BLOB) WHERE run_id =
+    :run AND type = :t_delta AND json_extract(CAST(data AS TEXT), '$.offset') = 8000;
+
+-- mutant: I60 | spoken | a fragment of a lease that was lost
+UPDATE events SET attempt = 2 WHERE run_id = :run AND type = :t_delta AND
+    json_extract(CAST(data AS TEXT), '$.offset') = 8000;
+
+-- mutant: I60 | spoken | a fragment after the cancel
+UPDATE events SET epoch = 1 WHERE run_id = :run AND type = :t_delta AND
+    json_extract(CAST(data AS TEXT), '$.offset') = 8000;
+
+-- mutant: I60 | spoken | a fragment after its message
+UPDATE events SET type = :t_delta, data = (SELECT CAST(json_set(CAST(data AS TEXT), '$.offset',
+    10000, '$.text', 'x') AS BLOB) FROM events WHERE run_id = :run AND type = :t_delta ORDER BY seq
+    LIMIT 1) WHERE run_id = :run AND type = :t_action;
+
+-- mutant: I60 | spoken | a fragment without text
+UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.text', '') AS BLOB) WHERE run_id =
+    :run AND type = :t_delta AND json_extract(CAST(data AS TEXT), '$.offset') = 8000;
+
+-- mutant: I60 | spoken | fragments of a run that is not streamed
+UPDATE runs SET options = CAST(json_set(CAST(options AS TEXT), '$.stream', json('false')) AS BLOB)
+    WHERE run_id = :run;
+
+-- mutant: I61 | spoken | other text was replied than said
+UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.text', 'none') AS BLOB) WHERE run_id =
+    :run AND type = :t_model AND json_extract(CAST(data AS TEXT), '$.text') = 'done';
+
+-- mutant: I61 | spoken | a large text that was not said
+UPDATE events SET data = CAST(replace(CAST(data AS TEXT), 'word word', 'work word') AS BLOB) WHERE
+    run_id = :run AND type = :t_delta;
+
+-- mutant: I61 | spoken | a message that nobody said
+UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.message_id', 'msg_0') AS BLOB) WHERE
+    run_id = :run AND type = :t_model AND json_extract(CAST(data AS TEXT), '$.text') = 'done';

@@ -180,9 +180,11 @@ class World:
         """The port of the server that really listens."""
         return self.settings.port
 
-    async def start(self, agent: str, body: object = None, **query: Any) -> dict[str, Any]:
+    async def start(
+        self, agent: str, body: object = None, *, options: object = None, **query: Any
+    ) -> dict[str, Any]:
         """Start a run and return it."""
-        request = {"input": body}
+        request = {"input": body} if options is None else {"input": body, "options": options}
         answer = await self.http.post(f"/v1/agents/{agent}/run", json=request, params=query)
         assert answer.status_code in {200, 202}, answer.text
         return answer.json()
@@ -274,6 +276,7 @@ async def open_world(
     url: str | None = None,
     signals: Signals | None = None,
     poll_s: float = 0.05,
+    agents: AgentRegistry = REGISTRY,
     **settings: Any,
 ) -> AsyncGenerator[World]:
     """Open an installation: with a worker unless `works` is False, on a socket with `serve`.
@@ -281,7 +284,7 @@ async def open_world(
     In memory without a `url`; in the database of a URL `perdure verify` must find nothing at the
     end. Without `listens` the server is made and the caller runs it.
     """
-    catalog = Catalog([REGISTRY])
+    catalog = Catalog([agents])
     clock = SystemClock()
     async with AsyncExitStack() as stack:
         database = await stack.enter_async_context(

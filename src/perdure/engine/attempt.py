@@ -23,6 +23,7 @@ from perdure.engine.closing import (
     finished_effects,
     look_up_open,
 )
+from perdure.engine.context import PlannerContext
 from perdure.engine.core import Core
 from perdure.engine.counting import count_draft
 from perdure.engine.draft import Draft
@@ -33,6 +34,7 @@ from perdure.engine.limits import before_planning
 from perdure.engine.load import catch_up, load_view
 from perdure.engine.planning import Judge, draft_decision, draft_model_uses
 from perdure.engine.ports import HostedAgent, PlannerFailure
+from perdure.engine.replies import Replies
 from perdure.engine.steps import fail, rejection, settle
 from perdure.engine.values import describe
 from perdure.engine.view import RunView
@@ -82,6 +84,7 @@ class Attempt:
     released: bool = False
     effects: Effects = field(init=False)
     _decision: tuple[int, Decision] | None = None
+    _replies: Replies | None = None
 
     def __post_init__(self) -> None:
         self.effects = Effects(attempt=self)
@@ -181,13 +184,13 @@ class Attempt:
             await self._planner_failed(error)
             return
         draft = self.draft()
-        draft_decision(draft, decision, self.judge)
+        draft_decision(draft, decision, self.judge, self._replies)
         dispatched = self.effects.dispatch(draft)
         stands = draft.view.snapshot.state is RunState.EXECUTING and draft.attempt_end is None
         if stands and not dispatched:
             settle(draft, retry_in_s=None)
         if await self.commit(draft):
-            self._decision = None
+            self._decision = self._replies = None
             await self.effects.work(dispatched)
 
     async def _decide(self) -> Decision:
@@ -197,9 +200,39 @@ class Attempt:
             return self._decision[1]
         self.check_lease()
         context = self.view.context(self.judge.granted())
-        decision = await self.agent.planner.next_step(context)
+        if self.view.facts.options.stream:
+            decision = await self._decide_aloud(context)
+        else:
+            decision = await self.agent.planner.next_step(context)
         self._decision = (step, decision)
         return decision
+
+    async def _decide_aloud(self, context: PlannerContext) -> Decision:
+        """Ask the planner and pass on what it says meanwhile (R-6.5)."""
+        replies = self._replies = Replies(self.core, self.lease, self.view)
+        context.open_message = replies.open
+        decision: Decision | None = None
+        failure: PlannerFailure | None = None
+        async with anyio.create_task_group() as group:
+            group.start_soon(replies.keep_durable, self._write_replies)
+            try:
+                decision = await self.agent.planner.next_step(context)
+            except PlannerFailure as error:
+                failure = error  # raised outside of the group, which would wrap it
+            finally:
+                replies.close()
+        if failure is not None:
+            raise failure
+        assert decision is not None
+        return decision
+
+    async def _write_replies(self, replies: Replies) -> None:
+        """Make durable what was said so far. No checkpoint: nothing has moved."""
+        draft = self.draft()
+        draft.with_checkpoint = False
+        upto = replies.draft_pending(draft)
+        if upto and await self.commit(draft):
+            replies.written(upto)
 
     async def _planner_failed(self, error: PlannerFailure) -> None:
         """Retry with back-off while the policy allows, else fail the run (R-10.1)."""

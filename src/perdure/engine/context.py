@@ -4,8 +4,9 @@ The live attempt and recovery build it by the same fold, so that a recovered pla
 undisturbed one would have seen, byte for byte (R-7.3).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from pydantic import JsonValue
 
@@ -57,12 +58,28 @@ class Turn:
     notes: list[Failure] = field(default_factory=list[Failure])
 
 
+class OpenMessage(Protocol):
+    """A message of the planner under way: the reply of one model request."""
+
+    @property
+    def message_id(self) -> str:
+        """The id that a `ModelUse` names for this text to count; empty: nothing is streamed."""
+        ...
+
+    def say(self, text: str) -> None:
+        """Pass on the next piece; never blocks, never raises."""
+        ...
+
+
 @dataclass(slots=True, kw_only=True)
 class PlannerContext:
     """Everything a decision may depend on.
 
     `model_failures` counts failed model requests of this step; `tools` are those granted to the
     agent; `messages` are the thread's messages before this run's input.
+
+    `open_message` is there when the run is to be streamed: each call begins a message whose pieces
+    followers get at once. No decision depends on it.
     """
 
     facts: RunFacts
@@ -75,3 +92,4 @@ class PlannerContext:
     usage: Counters
     model_failures: int
     tools: Sequence[ToolSpec]
+    open_message: Callable[[], OpenMessage] | None = field(default=None, compare=False, repr=False)

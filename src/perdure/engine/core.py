@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from perdure.engine.directory import AgentDirectory
+from perdure.engine.live import LiveHub
 from perdure.engine.ports import Chance, Clock, Ids
 from perdure.signals.ports import Signals
 from perdure.store.commits import RetentionRule
@@ -28,6 +29,7 @@ class EngineSettings:
     retention: tuple[RetentionRule, ...] = ()
     retention_interval_s: float = 3600.0
     blobs_kept_s: float = 86_400.0
+    delta_interval_s: float = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,3 +45,4 @@ class Core:
     directory: AgentDirectory
     settings: EngineSettings = EngineSettings()
     metrics: Metrics = field(default_factory=Metrics)
+    live: LiveHub = field(default_factory=LiveHub)

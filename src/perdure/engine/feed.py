@@ -1,29 +1,39 @@
 """Following a run: read after the cursor, find nothing, wait for a hint or the poll, read again.
 
 There is no second code path for "live" (R-6.4, R-6.6). A cursor holds no connection and no lock
-while it waits, and never starts, changes or holds the run.
+while it waits, and never starts, changes or holds the run. One that was opened with live text
+returns fragments of replies as well, once it has caught up with the log; whatever it has sent of
+a message it trims from the durable fragments (decision 30).
 """
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 import anyio
 
 from perdure.engine.core import Core
+from perdure.engine.live import Alignment, Ear, Fragment
 from perdure.protocol.errors import HistoryReset, NotFound
 from perdure.protocol.events import RecordedEvent
 from perdure.protocol.runs import RunRow
 from perdure.protocol.states import TERMINAL
 from perdure.signals.ports import Wakeup, end_topic, run_topic
 
+GATHER_S = 0.02
+"""How long live text is gathered before the log is read and the text goes out."""
+
 
 class Cursor:
     """A place in a run's log that moves forward as it is read."""
 
-    def __init__(self, core: Core, run_id: str, seq: int, wakeup: Wakeup) -> None:
+    def __init__(
+        self, core: Core, run_id: str, seq: int, wakeup: Wakeup, live: "_Live | None" = None
+    ) -> None:
         self._core = core
         self._run_id = run_id
         self._wakeup = wakeup
+        self._live = live
         self.seq = seq
         self.ended = False
         """True once the terminal event has been passed and nothing is after it."""
@@ -42,6 +52,47 @@ class Cursor:
             with anyio.move_on_after(min(left, self._core.settings.poll_interval_s)):
                 await self._wakeup.wait()
 
+    async def read_live(
+        self, *, wait_s: float, limit: int = 100
+    ) -> list[RecordedEvent] | list[Fragment]:
+        """Return the next events, or what is said beyond the last one; like `read` otherwise.
+
+        Fragments come when the log has nothing new. The text of a `delta` event that was returned
+        before as fragments is left out; the event itself comes all the same, for its seq.
+        """
+        live = self._live
+        if live is None:
+            return await self.read(wait_s=wait_s, limit=limit)
+        give_up = self._core.clock.monotonic() + wait_s
+        while True:
+            page = [live.alignment.durable(event) for event in await self._page(limit)]
+            if self.ended:
+                live.alignment.drop_all()
+            if page or self.ended:
+                return page
+            heard = live.alignment.live()
+            left = give_up - self._core.clock.monotonic()
+            if heard or left <= 0:
+                return heard
+            with anyio.move_on_after(min(left, self._core.settings.poll_interval_s)):
+                await self._either(live.ear)
+
+    async def _either(self, ear: Ear) -> None:
+        """Wait until the log may have something, or a moment after something is said."""
+
+        async def log() -> None:
+            await self._wakeup.wait()
+            group.cancel_scope.cancel()
+
+        async def voice() -> None:
+            await ear.wait()
+            await anyio.sleep(GATHER_S)  # what comes meanwhile costs no read of its own
+            group.cancel_scope.cancel()
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(log)
+            group.start_soon(voice)
+
     async def _page(self, limit: int) -> list[RecordedEvent]:
         page = await self._core.reader.events_after(self._run_id, self.seq, limit=limit)
         if page:
@@ -59,9 +110,19 @@ class Cursor:
             self.ended = True
 
 
+@dataclass(frozen=True, slots=True)
+class _Live:
+    """The live side of a cursor. The log is read before any text goes out."""
+
+    ear: Ear
+    alignment: Alignment
+
+
 @asynccontextmanager
-async def follow(core: Core, run_id: str, after: int) -> AsyncGenerator[Cursor]:
-    """Open a cursor behind seq `after`.
+async def follow(
+    core: Core, run_id: str, after: int, *, live: bool = False
+) -> AsyncGenerator[Cursor]:
+    """Open a cursor behind seq `after`; with `live`, for fragments of replies as well.
 
     Raises NotFound for an unknown run, HistoryReset when `after` is beyond the log.
     """
@@ -71,7 +132,13 @@ async def follow(core: Core, run_id: str, after: int) -> AsyncGenerator[Cursor]:
     if after > row.hot.last_seq:
         raise HistoryReset("the cursor is beyond the log", details={"last_seq": row.hot.last_seq})
     async with core.signals.subscribe(run_topic(run_id)) as wakeup:
-        yield Cursor(core, run_id, after, wakeup)
+        if not live or not row.facts.options.stream or row.hot.state in TERMINAL:
+            yield Cursor(core, run_id, after, wakeup)
+            return
+        dropped = core.metrics.engine.fragments_dropped
+        with core.live.listen(run_id, dropped) as ear:
+            alignment = Alignment(ear, dropped, attempt=row.hot.attempt, epoch=row.hot.cancel_epoch)
+            yield Cursor(core, run_id, after, wakeup, _Live(ear, alignment))
 
 
 async def wait_for_end(core: Core, run_id: str, wait_s: float) -> RunRow:

@@ -14,6 +14,7 @@ from perdure.engine.draft import Draft
 from perdure.engine.fold import STATE_EVENT_NAME
 from perdure.engine.limits import calls_left, calls_used_up, repeated
 from perdure.engine.ports import HostedAgent, Policy, PolicyDecision, ToolRunner
+from perdure.engine.replies import Replies
 from perdure.engine.results import add_result, runtime_result
 from perdure.engine.schema import check_schema, problem_with_value
 from perdure.engine.steps import fail, finish_step, settle
@@ -80,9 +81,11 @@ class Judge:
         return [spec for spec in found if spec is not None]
 
 
-def draft_decision(draft: Draft, decision: Decision, judge: Judge) -> None:
+def draft_decision(
+    draft: Draft, decision: Decision, judge: Judge, replies: Replies | None = None
+) -> None:
     """Draft a whole decision, up to the end of the step when there is nothing to run."""
-    draft_model_uses(draft, decision)
+    spoken = draft_model_uses(draft, decision, replies)
     draft.move(Transition.PLAN_READY)
     draft.note_step(StepStatus.RUNNING)
     _draft_common(draft, decision)
@@ -90,7 +93,7 @@ def draft_decision(draft: Draft, decision: Decision, judge: Judge) -> None:
         case CallTools():
             _draft_calls(draft, decision, judge)
         case Finish():
-            _draft_finish(draft, decision)
+            _draft_finish(draft, decision, spoken)
         case Ask():
             _draft_ask(draft, decision)
         case UpdatePlan():
@@ -108,10 +111,18 @@ def draft_decision(draft: Draft, decision: Decision, judge: Judge) -> None:
             assert_never(decision)
 
 
-def draft_model_uses(draft: Draft, decision: DecisionBase) -> None:
-    """Draft the model requests that led to a decision."""
+def draft_model_uses(
+    draft: Draft, decision: DecisionBase, replies: Replies | None = None
+) -> str | None:
+    """Draft the model requests that led to a decision, each behind the rest of its text.
+
+    Return the id of the last one's message, if it was streamed.
+    """
+    message_id: str | None = None
     for use in decision.model_uses:
-        text = draft.keep(clean(use.text))
+        said = clean(use.text)
+        message_id = replies.draft_rest(draft, use, str(said)) if replies is not None else None
+        text = draft.keep(said)
         draft.add(
             ModelEvent(
                 model=use.model,
@@ -122,8 +133,10 @@ def draft_model_uses(draft: Draft, decision: DecisionBase) -> None:
                 request_digest=use.request_digest,
                 session=use.session,
                 duration_ms=use.duration_ms,
+                message_id=message_id,
             )
         )
+    return message_id
 
 
 def _draft_common(draft: Draft, decision: DecisionBase) -> None:
@@ -347,8 +360,11 @@ def _draft_ask(draft: Draft, decision: Ask) -> None:
     settle(draft, retry_in_s=None)
 
 
-def _draft_finish(draft: Draft, decision: Finish) -> None:
-    """Draft the end, unless what the run owes is missing: then the planner is told."""
+def _draft_finish(draft: Draft, decision: Finish, spoken: str | None) -> None:
+    """Draft the end, unless what the run owes is missing: then the planner is told.
+
+    The answer is the message `spoken`, when it was streamed as one.
+    """
     answer = clean(decision.answer)
     problem = _answer_problem(draft.view, answer)
     if problem is not None:
@@ -365,7 +381,7 @@ def _draft_finish(draft: Draft, decision: Finish) -> None:
     seq = draft.move(Transition.DONE, answer=kept)
     draft.messages.append(
         NewMessage(
-            message_id=draft.ids.new(MESSAGE),
+            message_id=spoken or draft.ids.new(MESSAGE),
             seq=seq,
             role=Role.ASSISTANT,
             author=draft.view.facts.agent_id,

@@ -25,6 +25,9 @@ class ModelUse(Model):
     request_digest: str | None = None
     session: str | None = None
     duration_ms: int = 0
+    message_id: str | None = Field(
+        default=None, description="the streamed message that this reply is, of `open_message`"
+    )
 
 
 class ToolRequest(Model):

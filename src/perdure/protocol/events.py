@@ -182,7 +182,11 @@ class Usage(Stored):
 
 
 class ModelEvent(Stored):
-    """One model request of the planner and its reply. `calls` name the actions that follow."""
+    """One model request of the planner and its reply. `calls` name the actions that follow.
+
+    `message_id` names the streamed message that this text is; without it nothing was streamed,
+    or what was is superseded.
+    """
 
     type: Literal["model"] = "model"
     model: str
@@ -193,6 +197,7 @@ class ModelEvent(Stored):
     request_digest: str | None = None
     session: str | None = None
     duration_ms: int = 0
+    message_id: str | None = None
 
 
 class MessageEvent(Stored):
@@ -205,7 +210,11 @@ class MessageEvent(Stored):
 
 
 class DeltaEvent(Stored):
-    """A coalesced fragment of streamed text, with its place in the whole."""
+    """A coalesced fragment of streamed text, with its place in the whole.
+
+    The text of a message counts once a `model` event names the message; until then it may be
+    superseded. `offset` counts characters (Unicode code points).
+    """
 
     type: Literal["delta"] = "delta"
     message_id: str

@@ -100,6 +100,10 @@ class RunOptions(Model):
         default=5, ge=1, le=1000, description="same tool and arguments, in a row or not"
     )
     corrections_max: int = Field(default=3, ge=0, le=100, description="invalid calls in a row")
+    stream: bool = Field(
+        default=False,
+        description="show the text of model replies as it comes, in `delta` events and live frames",
+    )
     metadata: Metadata = Field(default_factory=dict[str, JsonValue])
     tags: tuple[Annotated[str, Field(max_length=200)], ...] = Field(default=(), max_length=50)
 

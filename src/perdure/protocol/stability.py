@@ -31,7 +31,6 @@ PROVISIONAL_TYPES = frozenset(
     {
         "child",
         "compensation",
-        "delta",
         "gap",
         "guardrail",
         "handoff",

@@ -3,6 +3,8 @@
 The stream
 - begins with `retry:`; every event is `id: <seq>` and one line `data: <EventView as JSON>`. There
   is no `event:` line: the type stands in the data, and a plain `EventSource.onmessage` sees all;
+- of a run with `options.stream`, carries text of replies as it comes: `data:` without `id:`. The
+  durable fragment that follows is trimmed; when nothing of it is left, its `id:` stands alone;
 - has a comment (`: hb`) whenever nothing was sent for the heartbeat's time;
 - ends after the terminal event. An end without one (shutdown, a store that is away, a cut) means
   that the client should come again with `Last-Event-ID`; a comment says why where it can.
@@ -43,7 +45,15 @@ _FAREWELL_S = 1.0
 
 
 def frame(event: EncodedEvent) -> bytes:
-    """Return the bytes of one event. Its body is one line of JSON."""
+    """Return the bytes of one event. Its body is one line of JSON.
+
+    Live text has no `id`: a client that comes again resumes behind the last event. Without a body
+    the `id` alone moves on, and clients dispatch nothing (decision 30).
+    """
+    if event.seq is None:
+        return b"data: %s\n\n" % event.body
+    if not event.body:
+        return b"id: %d\n\n" % event.seq
     return b"id: %d\ndata: %s\n\n" % (event.seq, event.body)
 
 

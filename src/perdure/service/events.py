@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from pydantic import JsonValue
 
 from perdure.engine.feed import Cursor, follow
+from perdure.engine.live import Fragment
 from perdure.protocol.base import SCHEMA_VERSION, format_time
 from perdure.protocol.codec import decode, encode
 from perdure.protocol.errors import HistoryReset, NotFound
-from perdure.protocol.event_views import EventView
-from perdure.protocol.events import DamagedEvent, RecordedEvent, StateEvent, Unknown
+from perdure.protocol.event_views import DeltaData, EventView, LiveDelta
+from perdure.protocol.events import DamagedEvent, DeltaEvent, RecordedEvent, StateEvent, Unknown
 from perdure.protocol.failures import FailureCode
 from perdure.protocol.ids import EVENT, RUN, event_id, span_id
 from perdure.protocol.records import InterruptRow
@@ -40,9 +41,13 @@ _LINE_ENDS = (
 
 @dataclass(frozen=True, slots=True)
 class EncodedEvent:
-    """An event as one line of JSON, an `EventView`. `is_end`: the run's terminal event."""
+    """An event as one line of JSON, an `EventView`. `is_end`: the run's terminal event.
 
-    seq: int
+    `seq` None: live text, a `LiveDelta`. An empty body: all of its text was sent live, only the
+    place in the log is to be told.
+    """
+
+    seq: int | None
     type: str
     body: bytes
     is_end: bool
@@ -79,6 +84,8 @@ class _Projector:
         except DamagedEvent:
             return self._made(event, encode({"damaged": True}), is_end=False)
         match data:
+            case DeltaEvent(text=""):
+                return EncodedEvent(event.seq, event.type, b"", is_end=False)
             case StateEvent():
                 body = await self._state(event, data)
                 return self._made(event, encode(body), is_end=data.state in TERMINAL)
@@ -106,6 +113,19 @@ class _Projector:
         )
         body = one_line(head[:-1] + b',"data":' + data + b"}")
         return EncodedEvent(event.seq, event.type, body, is_end)
+
+    def live(self, fragment: Fragment) -> EncodedEvent:
+        view = LiveDelta(
+            run_id=fragment.run_id,
+            step_index=fragment.step_index,
+            attempt=fragment.attempt,
+            cancel_epoch=fragment.epoch,
+            data=DeltaData(
+                message_id=fragment.message_id, offset=fragment.offset, text=fragment.text
+            ),
+        )
+        body = one_line(view.model_dump_json().encode())
+        return EncodedEvent(None, "delta", body, is_end=False)
 
     async def _state(self, event: RecordedEvent, data: StateEvent) -> dict[str, JsonValue]:
         body: dict[str, JsonValue] = data.model_dump(mode="json", exclude={"type"})
@@ -178,9 +198,17 @@ class Feed:
         return self.cursor.ended
 
     async def read(self, *, wait_s: float, limit: int) -> list[EncodedEvent]:
-        """Return the next events, at once if there are any; [] after `wait_s` without one."""
-        events = await self.cursor.read(wait_s=wait_s, limit=limit)
-        return [await self.projector.encode(event) for event in events]
+        """Return the next events, at once if there are any; [] after `wait_s` without one.
+
+        When live text was asked for, it comes between the events.
+        """
+        found = await self.cursor.read_live(wait_s=wait_s, limit=limit)
+        return [
+            self.projector.live(item)
+            if isinstance(item, Fragment)
+            else await self.projector.encode(item)
+            for item in found
+        ]
 
 
 async def read_page(
@@ -245,14 +273,19 @@ class StartingPoint:
 
 
 @asynccontextmanager
-async def follow_run(service: Service, start: StartingPoint) -> AsyncGenerator[Feed]:
+async def follow_run(
+    service: Service, start: StartingPoint, *, live: bool = False
+) -> AsyncGenerator[Feed]:
     """Follow a run from its starting point; holds no connection while nothing happens.
+
+    With `live`, text of replies comes as it is said, if the run is streamed and carried out in
+    this process.
 
     Raises NotFound, HistoryReset.
     """
     run_id = start.row.facts.run_id
     after = start.after if start.gap is None else start.gap.kept_from - 1
-    async with follow(service.core, run_id, after) as cursor:
+    async with follow(service.core, run_id, after, live=live) as cursor:
         yield Feed(cursor, _Projector(service, start.row))
 
 

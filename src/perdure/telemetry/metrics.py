@@ -41,6 +41,7 @@ class EngineMetrics:
     retries: Counter
     slots_lost: Gauge
     runs_held: Gauge
+    fragments_dropped: Counter
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +115,12 @@ def _engine(registry: CollectorRegistry) -> EngineMetrics:
             "perdure_slots_lost", "Slots held by code that does not return.", registry=registry
         ),
         runs_held=Gauge("perdure_runs_held", "Runs this process holds.", registry=registry),
+        fragments_dropped=Counter(
+            "perdure_live_fragments_dropped",
+            "Live fragments of replies that were not sent: slow, gap, long, lease, epoch, ended.",
+            ("reason",),
+            registry=registry,
+        ),
     )
 
 

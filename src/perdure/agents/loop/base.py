@@ -7,7 +7,7 @@ but the context: its cache of conversations may be lost at any time.
 import copy
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -21,11 +21,12 @@ from perdure.agents.models.port import (
     MODEL_TIMEOUT_S_DEFAULT,
     ChatMessage,
     ModelClient,
+    ModelDelta,
     ModelReply,
     ModelRequest,
     use_of,
 )
-from perdure.engine.context import PlannerContext
+from perdure.engine.context import OpenMessage, PlannerContext
 from perdure.engine.ports import PlannerFailure
 from perdure.protocol.codec import clean, encode
 from perdure.protocol.decisions import Ask, CallTools, ModelUse, ToolRequest
@@ -113,6 +114,7 @@ class ModelPlanner:
         """
         view = self._conversations.view(context, self._system_for(context), *tail)
         model = self._model_for(context)
+        message = context.open_message() if context.open_message is not None else None
         reply = await model.complete(
             ModelRequest(
                 messages=view.messages,
@@ -121,10 +123,15 @@ class ModelPlanner:
                 max_output_tokens=self._max_output_tokens,
                 timeout_s=context.facts.options.timeouts.model_s or self._timeout_s,
                 idle_s=self._idle_s,
+                on_delta=None if message is None else _into(message),
             )
         )
         await checkpoint_if_cancelled()  # a client may have swallowed the cancel (CAN-11)
-        use = use_of(reply, request_digest=view.digest)
+        use = use_of(
+            reply,
+            request_digest=view.digest,
+            message_id=message.message_id if message is not None else None,
+        )
         _refuse_cut_off(reply, use)
         return Spoken(reply=reply, uses=(use,))
 
@@ -200,6 +207,16 @@ class ModelPlanner:
             model_uses=spoken.uses,
             plan=plan,
         )
+
+
+def _into(message: OpenMessage) -> Callable[[ModelDelta], None]:
+    """Return what passes the pieces of a reply on to those who follow the run."""
+
+    def take(delta: ModelDelta) -> None:
+        if delta.text:
+            message.say(delta.text)
+
+    return take
 
 
 def read_json(text: str) -> tuple[bool, JsonValue]:

@@ -5,6 +5,7 @@ its own decision only (decision 15). Async ones run on the user loop, sync ones 
 gets sequences of its own; what they hold is shared with the engine and must not be changed.
 """
 
+import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -13,15 +14,16 @@ from typing import Any, Protocol, cast
 import anyio
 from pydantic import TypeAdapter, ValidationError
 
-from perdure.engine.context import PlannerContext
+from perdure.engine.context import OpenMessage, PlannerContext
 from perdure.engine.ports import PlannerFailure
 from perdure.protocol.decisions import Decision
 from perdure.protocol.failures import Failure, FailureCode, Stage
-from perdure.tools.bridge import Call
+from perdure.tools.bridge import Call, Mailbox
 from perdure.tools.usercode import UserCode
 
 DECISION_TIMEOUT_S_DEFAULT = 900.0
 GRACE_S_DEFAULT = 1.0
+SAID_CHARACTERS_MAX = 1_000_000
 
 _decision: TypeAdapter[Decision] = TypeAdapter(Decision)
 
@@ -80,7 +82,10 @@ class IsolatedPlanner:
             raise RuntimeError("the planner was not attached to this process's user code")
         if code.exhausted:
             raise _late("too much user code was given up and still runs in this process")
-        call = self._start(code, _shown(context))
+        shown = _shown(context)
+        if context.open_message is not None:
+            shown.open_message = _handed_over(context.open_message)
+        call = self._start(code, shown)
         ended = False
         try:
             ended = await call.wait(self._timeout_s)
@@ -118,6 +123,27 @@ def _shown(context: PlannerContext) -> PlannerContext:
         plan=tuple(context.plan),
         tools=tuple(context.tools),
     )
+
+
+def _handed_over(open_message: Callable[[], OpenMessage]) -> Callable[[], OpenMessage]:
+    """Return what begins messages that any thread may speak."""
+    engine = asyncio.get_running_loop()
+    return lambda: _HandedMessage(open_message(), engine)
+
+
+class _HandedMessage:
+    """A message whose pieces travel to the engine's loop together, bounded in all."""
+
+    def __init__(self, message: OpenMessage, engine: asyncio.AbstractEventLoop) -> None:
+        self.message_id = message.message_id
+        self._pieces = Mailbox[str](engine, message.say)
+        self._left = SAID_CHARACTERS_MAX
+
+    def say(self, text: str) -> None:
+        """Pass on the next piece; from any thread."""
+        self._left -= len(text)
+        if self._left >= 0:
+            self._pieces.post(text)
 
 
 def _decided(call: Call[object]) -> Decision:

@@ -88,8 +88,10 @@ class ModelClient(Protocol):
         ...
 
 
-def use_of(reply: ModelReply, *, request_digest: str | None = None) -> ModelUse:
-    """Return the record of a request that was answered."""
+def use_of(
+    reply: ModelReply, *, request_digest: str | None = None, message_id: str | None = None
+) -> ModelUse:
+    """Return the record of a request that was answered; `message_id`: as which it was streamed."""
     return ModelUse(
         model=reply.model,
         text=reply.text,
@@ -98,6 +100,7 @@ def use_of(reply: ModelReply, *, request_digest: str | None = None) -> ModelUse:
         request_digest=request_digest,
         session=reply.session,
         duration_ms=reply.duration_ms,
+        message_id=message_id,
     )
 
 

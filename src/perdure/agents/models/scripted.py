@@ -6,7 +6,7 @@ assistant has spoken in the request itself, so that a restarted process goes on 
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -32,7 +32,14 @@ class SwallowCancel:
     reply: ModelReply
 
 
-ScriptEntry = ModelReply | str | Failure | PlannerFailure | Stall | SwallowCancel
+@dataclass(frozen=True, slots=True)
+class Dictation:
+    """Say each piece as it comes; their sum is the reply. What the source raises fails it."""
+
+    pieces: Callable[[], AsyncIterator[str]]
+
+
+ScriptEntry = ModelReply | str | Failure | PlannerFailure | Stall | SwallowCancel | Dictation
 Script = Sequence[ScriptEntry] | Callable[[ModelRequest], ScriptEntry]
 
 
@@ -78,6 +85,8 @@ class ScriptedModel:
                 return await self._stall(request, entry)
             case SwallowCancel():
                 return await self._swallow(request, entry)
+            case Dictation():
+                return await self._dictate(request, entry)
 
     def _entry(self, request: ModelRequest) -> ScriptEntry:
         if callable(self._replies):
@@ -115,3 +124,11 @@ class ScriptedModel:
         with suppress(anyio.get_cancelled_exc_class()):  # misbehaving is its purpose
             await anyio.sleep_forever()
         return self._say(request, entry.reply)
+
+    async def _dictate(self, request: ModelRequest, entry: Dictation) -> ModelReply:
+        said: list[str] = []
+        async for piece in entry.pieces():
+            said.append(piece)
+            if request.on_delta is not None:
+                request.on_delta(ModelDelta(text=piece))
+        return ModelReply(text="".join(said), finish="stop", model=self._name)

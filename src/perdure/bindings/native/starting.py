@@ -89,7 +89,7 @@ async def stream_of(
     if start.is_over:
         return Response(status_code=204)
     return EventStream(
-        lambda: events.follow_run(call.service, start),
+        lambda: events.follow_run(call.service, start, live=True),
         call.state.streams,
         first=start.gap_frame(),
         headers=headers,

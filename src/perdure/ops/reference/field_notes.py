@@ -98,6 +98,7 @@ FIELD_NOTES: dict[str, str] = {
     "cancel.action": "`interrupt` keeps the run's history, `rollback` discards its inner state",
     "cancel.source": "the way it came in",
     "custom.name": "the agent's name for it; names that begin with `perdure.` are the runtime's",
+    "model.message_id": "the streamed message that this text is; absent: none counts",
     "late.attempt": "attempt that the execution belonged to",
     "late.epoch": "cancel epoch that the execution belonged to",
     "resume.outcome": "`answered`, `expired` or `cancelled`",

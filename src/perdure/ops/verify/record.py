@@ -107,13 +107,16 @@ class Replay:
     """What folding the whole log came to.
 
     `mismatches` are places where log and checkpoints differ, `not_strict` are stored documents
-    that are no strict JSON; each as (subject, text).
+    that are no strict JSON, `speech_…` what is wrong with streamed messages; each as
+    (subject, text).
     """
 
     snapshot: RunSnapshot = field(default_factory=RunSnapshot)
     whole: bool = True
     mismatches: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     not_strict: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    speech_places: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    speech_texts: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from pydantic import JsonValue
 
 from perdure.engine.fold import RunSnapshot, fold, snapshot_digest
 from perdure.ops.verify.checks import Found, rule
+from perdure.ops.verify.deltas import Speech
 from perdure.ops.verify.record import LogLine, Replay, RunRecord, line_of
 from perdure.protocol.codec import DEPTH_MAX, encode, parse_strict
 from perdure.protocol.errors import PerdureError
@@ -45,6 +46,9 @@ class Replayer:
     def __init__(self, *, from_start: bool) -> None:
         self.replay = Replay(whole=from_start)
         self._differs = False
+        self._speech = Speech(from_start=from_start)
+        self.replay.speech_places = self._speech.places
+        self.replay.speech_texts = self._speech.texts
 
     def feed(self, event: RecordedEvent, checkpoint: CheckpointRow | None) -> LogLine:
         """Take the next event, with the checkpoint that stands at it; return what is kept."""
@@ -57,6 +61,7 @@ class Replayer:
         except DamagedEvent as error:
             self._broken(name, str(error))
             return line_of(event, None)
+        self._speech.feed(event, data)
         if self.replay.whole:
             self._fold(name, event.seq, data)
         if checkpoint is not None and self.replay.whole:

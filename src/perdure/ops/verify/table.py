@@ -4,6 +4,7 @@ from perdure.ops.verify import (
     actions,
     artifacts,
     cancel,
+    deltas,
     hot,
     humans,
     life,
@@ -30,6 +31,7 @@ RUN_RULES: tuple[Rule[RunRecord], ...] = (
     *artifacts.RULES,
     *tenancy.RULES,
     *hot.RULES,
+    *deltas.RULES,
     *replay.RULES,
 )
 THREAD_RULES: tuple[Rule[ThreadRecord], ...] = threads.RULES
