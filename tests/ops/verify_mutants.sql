@@ -244,8 +244,8 @@ UPDATE run_state SET lease_owner = 'wrk_other' WHERE run_id = :run;
 UPDATE attempts SET end_reason = NULL WHERE run_id = :run;
 
 -- mutant: H3 | plain | an ended run in the queue
-INSERT INTO ready SELECT run_id, queue, priority, 0, tenant_id, agent_id, agent_version, 1, 0 FROM
-    runs WHERE run_id = :run;
+INSERT INTO ready SELECT run_id, queue, priority, 0, tenant_id, agent_id, agent_version, 1, 0
+    FROM runs WHERE run_id = :run;
 
 -- mutant: H3 | plain | an ended run with a timer
 INSERT INTO timers VALUES (:run, 'deadline', x'', 0);
@@ -477,12 +477,12 @@ INSERT INTO timers VALUES (:run, 'deadline', x'', 0);
 DELETE FROM ready WHERE run_id = :run;
 
 -- mutant: L6 | waiting | a waiting run can be claimed
-INSERT INTO ready SELECT run_id, queue, priority, 0, tenant_id, agent_id, agent_version, 1, 0 FROM
-    runs WHERE run_id = :run;
+INSERT INTO ready SELECT run_id, queue, priority, 0, tenant_id, agent_id, agent_version, 1, 0
+    FROM runs WHERE run_id = :run;
 
 -- mutant: L6 | held | a held run can be claimed
-INSERT INTO ready SELECT run_id, queue, priority, 0, tenant_id, agent_id, agent_version, 1, 0 FROM
-    runs WHERE run_id = :run;
+INSERT INTO ready SELECT run_id, queue, priority, 0, tenant_id, agent_id, agent_version, 1, 0
+    FROM runs WHERE run_id = :run;
 
 -- mutant: L6 | queued | a run queues behind nobody
 UPDATE threads SET active_run_id = NULL WHERE thread_id = (SELECT thread_id FROM runs WHERE
@@ -533,6 +533,9 @@ UPDATE checkpoints SET agent_state = CAST('[NaN]' AS BLOB) WHERE run_id = :run;
 
 -- mutant: C6 | plain | a run's row that cannot be read | whole
 UPDATE runs SET options = CAST('{' AS BLOB) WHERE run_id = :run;
+
+-- mutant: C6 | plain | a run's row with a text that is not UTF-8 | whole
+UPDATE runs SET trace_id = CAST(x'ff' AS TEXT) WHERE run_id = :run;
 
 -- mutant: C6 | plain | an attempt that cannot be read
 UPDATE attempts SET end_reason = 'bored' WHERE run_id = :run;

@@ -9,15 +9,18 @@ import anyio.to_thread
 import asyncpg
 import pytest
 
+from perdure.engine.committer import Committer
 from perdure.ops.local_postgres import LocalPostgres, StopMode
 from perdure.protocol.errors import Unavailable
 from perdure.protocol.runs import RunRow
-from perdure.store.commits import CancelRequested, Claimed, Commit, Committed
+from perdure.signals.local import LocalSignals
+from perdure.store.commits import Busy, CancelRequested, Claimed, Commit, CommitResult, Committed
 from perdure.store.postgres import PostgresDatabase, lanes
 from perdure.store.postgres.errors import DataRefused
 from perdure.store.postgres.lanes import keep_trying
 from perdure.testing import builders as make
 from perdure.testing.conformance.base import history
+from perdure.testing.embedded import core_of
 from perdure.testing.proxy import FlakyProxy, flaky_proxy
 
 pytestmark = pytest.mark.timeout(60)
@@ -206,21 +209,50 @@ async def test_a_commit_that_meets_a_cancel_in_flight_learns_of_it(postgres_dsn:
             "UPDATE run_state SET cancel_epoch = cancel_epoch + 1 WHERE run_id = $1",
             held.row.facts.run_id.removeprefix("run_"),
         )
-        results: list[object] = []
+        results = await database.store.commit([commit, beside])  # the other does not wait
+        await transaction.commit()
+        await canceller.close()
+        again = await database.store.commit([commit])
+        names = [event.type for event in await history(database.reader, held.row.facts.run_id)]
+    assert results[0] == Busy()
+    assert isinstance(results[1], Committed)
+    assert again == [CancelRequested(epoch=1)]
+    assert names.count("custom") == 1
+
+
+async def test_a_row_that_stays_locked_keeps_only_its_own_commit_waiting(postgres_dsn: str) -> None:
+    """Decision 6: a worker's other runs go on, in batches with it and after it."""
+    async with PostgresDatabase(postgres_dsn) as database, LocalSignals() as signals:
+        busy, free = await make.claimed(database.store), await make.claimed(database.store)
+        row = free.row
+        committer = Committer(core_of(database, signals))
+        locker = await asyncpg.connect(postgres_dsn)
+        transaction = locker.transaction()
+        await transaction.start()
+        await locker.execute(
+            "SELECT 1 FROM run_state WHERE run_id = $1 FOR UPDATE",
+            busy.row.facts.run_id.removeprefix("run_"),
+        )
+        answers: list[CommitResult] = []
 
         async def send() -> None:
-            results.extend(await database.store.commit([commit, beside]))
+            answers.append(await committer.commit(make.commit_of(busy.row, make.note())))
 
         async with anyio.create_task_group() as group:
+            group.start_soon(committer.run)
             group.start_soon(send)
-            # the other commit of the batch does not wait
-            await until(lambda row: row.hot.last_seq > other.row.hot.last_seq, database, other)
-            await transaction.commit()
-        await canceller.close()
-        names = [event.type for event in await history(database.reader, held.row.facts.run_id)]
-    assert results[0] == CancelRequested(epoch=1)
-    assert isinstance(results[1], Committed)
-    assert names.count("custom") == 1
+            with anyio.fail_after(5):
+                for _ in range(5):
+                    answer = await committer.commit(make.commit_of(row, make.note()))
+                    assert isinstance(answer, Committed)
+                    row = await make.look(database.reader, row.facts.run_id)
+                assert answers == []
+                await transaction.commit()
+                while not answers:  # noqa: ASYNC110  # the committer rings no bell of ours
+                    await anyio.sleep(0.01)
+            group.cancel_scope.cancel()
+        await locker.close()
+    assert [type(answer) for answer in answers] == [Committed]
 
 
 async def test_eight_databases_claim_distinct_runs(postgres_dsn: str) -> None:

@@ -1,5 +1,6 @@
 """Cancelling: durable first, then signalled; closed at once when nobody holds the run (R-9)."""
 
+from perdure.engine.aside import needs_repair, put_aside
 from perdure.engine.core import Core
 from perdure.engine.load import Damaged
 from perdure.engine.maintenance import close_unheld
@@ -16,7 +17,8 @@ async def cancel_run(
     """Accept a cancel and return the run as it stands; idempotent, a terminal run is unchanged.
 
     A run that nobody holds is ended before this returns, unless it needs a worker to look up
-    what became of a call; a held one is ended by its holder. Raises NotFound.
+    what became of a call; a held one is ended by its holder. Raises NotFound, and Conflict for a
+    damaged run: the cancel stands, but the run is put aside for repair.
     """
     row = await core.reader.find_run(tenant_id, run_id)
     if row is None:
@@ -34,5 +36,6 @@ async def cancel_run(
 async def _close_at_once(core: Core, run_id: str, tools: ToolRunner | None) -> None:
     try:
         await close_unheld(core, run_id, TimerKind.CLOSE, tools)
-    except Damaged:  # the closing timer stays, and says so in the log
-        return
+    except Damaged as error:
+        await put_aside(core, run_id, error)
+        raise needs_repair(run_id, error) from error

@@ -1,7 +1,8 @@
 """Group commit without timers: while one batch is being written the next gathers.
 
 One lane: batches go to the store one after another, at most one commit of a run in each. A
-commit's answer is its own; the batch is only how it travels.
+commit's answer is its own; the batch is only how it travels. One whose row was locked by somebody
+else travels again a little later, and keeps no other waiting.
 """
 
 import asyncio
@@ -9,16 +10,22 @@ from collections import deque
 from dataclasses import dataclass
 
 import anyio
+import anyio.abc
 
 from perdure.engine.core import Core
 from perdure.engine.lease import LeaseGone
-from perdure.protocol.errors import PerdureError
+from perdure.protocol.errors import PerdureError, Unavailable
 from perdure.protocol.states import TERMINAL
 from perdure.signals.ports import QUEUE_TOPIC, end_topic, run_topic
-from perdure.store.commits import Commit, CommitResult, Committed
+from perdure.store.commits import Busy, Commit, CommitResult, Committed
+
+BUSY_PAUSE_S = 0.01
+BUSY_PAUSE_MAX_S = 0.25
+BUSY_MAX_S = 10.0
+"""A row that stays locked so long is taken for an unavailable store."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Waiting:
     """A commit on its way. A bare future: an event for each costs several times as much."""
 
@@ -26,6 +33,9 @@ class _Waiting:
     answer: "asyncio.Future[CommitResult]"
     result: CommitResult | None = None
     error: Exception | None = None
+    busy: int = 0
+    """How often its row was locked by another writer."""
+    since: float = 0.0
 
     def resolve(self, result: CommitResult) -> None:
         """Hand the store's answer to whoever waits."""
@@ -56,6 +66,7 @@ class Committer:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._queue: deque[_Waiting] = deque()
+        self._busy: set[_Waiting] = set()
         self._bell = anyio.Event()
         self._stopped = False
 
@@ -84,15 +95,16 @@ class Committer:
         """Write batches until cancelled; whoever still waits then is told so."""
         batch: list[_Waiting] = []
         try:
-            while True:
-                if not self._queue:
-                    self._bell = anyio.Event()
-                    await self._bell.wait()
-                batch = self._take()
-                await self._write(batch)
+            async with anyio.create_task_group() as again:
+                while True:
+                    if not self._queue:
+                        self._bell = anyio.Event()
+                        await self._bell.wait()
+                    batch = self._take()
+                    await self._write(batch, again)
         finally:
             self._stopped = True
-            for waiting in [*batch, *self._queue]:
+            for waiting in [*batch, *self._queue, *self._busy]:
                 waiting.fail(LeaseGone())
 
     def _take(self) -> list[_Waiting]:
@@ -109,7 +121,21 @@ class Committer:
         self._queue.extendleft(reversed(later))
         return batch
 
-    async def _write(self, batch: list[_Waiting]) -> None:
+    async def _send_later(self, waiting: _Waiting) -> None:
+        """Put a commit whose row was busy into a later batch; give up after a while."""
+        now = self._core.clock.monotonic()
+        waiting.since = waiting.since or now
+        waiting.busy += 1
+        if now - waiting.since > BUSY_MAX_S:
+            waiting.fail(Unavailable("the run's row stayed locked by another writer"))
+            return
+        self._busy.add(waiting)
+        await anyio.sleep(min(BUSY_PAUSE_MAX_S, BUSY_PAUSE_S * 2**waiting.busy))
+        self._busy.discard(waiting)
+        self._queue.append(waiting)
+        self._bell.set()
+
+    async def _write(self, batch: list[_Waiting], again: anyio.abc.TaskGroup) -> None:
         try:
             results = await self._core.store.commit([waiting.commit for waiting in batch])
         except PerdureError as error:
@@ -118,7 +144,10 @@ class Committer:
             return
         self._core.metrics.engine.commit_batch.observe(len(batch))
         for waiting, result in zip(batch, results, strict=True):
-            waiting.resolve(result)
+            if isinstance(result, Busy):
+                again.start_soon(self._send_later, waiting)
+            else:
+                waiting.resolve(result)
         committed = 0
         for waiting, result in zip(batch, results, strict=True):
             if isinstance(result, Committed):

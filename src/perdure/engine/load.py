@@ -4,6 +4,7 @@ from perdure.engine.core import Core
 from perdure.engine.fold import OutOfOrder, snapshot_digest
 from perdure.engine.history import load_history, load_value
 from perdure.engine.view import Executions, RunView, view_of
+from perdure.protocol.errors import Unreadable
 from perdure.protocol.events import AttemptEvent, DamagedEvent, StateEvent, Unknown
 from perdure.protocol.runs import RunHot, RunRow
 from perdure.protocol.states import RunState
@@ -32,6 +33,13 @@ async def load_claimed(core: Core, claimed: Claimed, worker_id: str) -> RunView:
 
 async def load_view(core: Core, row: RunRow) -> RunView:
     """Return the view of a run as of its last event. Raises Damaged."""
+    try:
+        return await _load(core, row)
+    except Unreadable as error:
+        raise Damaged(error.message) from error
+
+
+async def _load(core: Core, row: RunRow) -> RunView:
     try:
         run_input = await load_value(core, row.facts.tenant_id, row.facts.input)
     except LookupError as error:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import anyio
 
+from perdure.engine.aside import put_aside
 from perdure.engine.closing import (
     CANCELLED,
     TIMED_OUT,
@@ -23,10 +24,10 @@ from perdure.engine.core import Core
 from perdure.engine.counting import count_draft
 from perdure.engine.draft import Draft
 from perdure.engine.expiry import expire_interrupt
-from perdure.engine.load import load_view
+from perdure.engine.load import Damaged, load_view
 from perdure.engine.ports import ToolRunner
 from perdure.engine.unheld import unheld_draft
-from perdure.protocol.errors import PerdureError, Unavailable
+from perdure.protocol.errors import PerdureError, Unavailable, Unreadable
 from perdure.protocol.events import TimeoutEvent
 from perdure.protocol.failures import Failure, FailureCode, Stage
 from perdure.protocol.runs import RunRow
@@ -80,6 +81,9 @@ class Maintenance:
                     return await close_unheld(self.core, timer.run_id, timer.kind, self.tools)
         except Unavailable:
             raise
+        except (Damaged, Unreadable) as error:
+            await put_aside(self.core, timer.run_id, error)
+            return False
         except Exception:  # one run's trouble must not keep the timers of all others
             log.exception("the %s of run %s could not be acted upon", timer.kind, timer.run_id)
             return False

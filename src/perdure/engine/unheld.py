@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import anyio
 
+from perdure.engine.aside import needs_repair, put_aside
 from perdure.engine.committer import announce
 from perdure.engine.core import Core
 from perdure.engine.counting import count_draft
@@ -42,7 +43,8 @@ async def intervene(
     again on a fresh view whenever somebody else wrote first, and may raise to refuse. Returns
     None when the run does not exist or nothing was to be written.
 
-    Raises Conflict when the run moved on at every try, or is damaged or put aside for repair.
+    Raises Conflict when the run moved on at every try, or is put aside for repair: one that is
+    damaged is put aside by this.
     """
     for attempt in range(TRIES_MAX):
         row = await core.reader.find_run(None, run_id)
@@ -53,7 +55,8 @@ async def intervene(
         try:
             view = await load_view(core, row)
         except Damaged as error:
-            raise Conflict(f"the run needs repair: {error}") from error
+            await put_aside(core, run_id, error)
+            raise needs_repair(run_id, error) from error
         draft = unheld_draft(core, view, row)
         if not draft_change(row, draft):
             return None

@@ -56,6 +56,7 @@ _OF_CODE: dict[str, ExitCode] = {
     "gone": ExitCode.CONFLICT,
     "unauthenticated": ExitCode.AUTH,
     "forbidden": ExitCode.AUTH,
+    "unreadable": ExitCode.UNREACHABLE,
     "unavailable": ExitCode.UNREACHABLE,
     "store_full": ExitCode.UNREACHABLE,
     "quota_exceeded": ExitCode.UNREACHABLE,

@@ -15,6 +15,7 @@ PerdureError
 ├── UnsupportedMedia     `unsupported_media`    415  not a media type the route reads
 ├── Invalid              `invalid`              422  readable, but against the schema or a rule
 ├── QuotaExceeded        `quota_exceeded`       429  try again later
+├── Unreadable           `unreadable`           500  what is stored is damaged
 ├── Unavailable          `unavailable`          503  the store cannot answer at the moment
 └── StoreFull            `store_full`           507  the store has no room
 
@@ -125,6 +126,12 @@ class QuotaExceeded(PerdureError):
     """A limit on use is reached; the same request may succeed later."""
 
     code = "quota_exceeded"
+
+
+class Unreadable(PerdureError):
+    """What is stored cannot be read; an operator can mend it, `perdure verify` says where."""
+
+    code = "unreadable"
 
 
 class Unavailable(PerdureError):

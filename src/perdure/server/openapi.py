@@ -44,7 +44,7 @@ STREAM: dict[str, Any] = {
 }
 """The content of an event stream, as OpenAPI readers take it: by event."""
 
-_ALWAYS = ("malformed", "forbidden", "internal", "unavailable")
+_ALWAYS = ("malformed", "forbidden", "internal", "unreadable", "unavailable")
 _WITH_BODY = ("too_large", "unsupported_media", "invalid", "store_full")
 
 

@@ -61,6 +61,7 @@ KINDS: dict[str, Kind] = {
     "invalid": Kind(422, "The request breaks a schema or a rule", "the caller"),
     "quota_exceeded": Kind(429, "A limit on use is reached", "waiting", retry=True),
     "internal": Kind(500, "The server failed", "the operator"),
+    "unreadable": Kind(500, "What is stored cannot be read", "the operator"),
     "unavailable": Kind(503, "The store cannot answer at the moment", "waiting", retry=True),
     "store_full": Kind(507, "The store has no room", "the operator"),
 }

@@ -259,6 +259,11 @@ CommitResult = Committed | Behind | LeaseLost | CancelRequested | Refused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Busy:
+    """Nothing is written: another writer has the row locked. Send the same commit again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NewRun:
     """A run to be created, with its first event, its thread and its input message."""
 

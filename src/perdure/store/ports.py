@@ -36,6 +36,7 @@ from perdure.protocol.runs import RunHot, RunRow
 from perdure.protocol.states import InterruptStatus, RunState
 from perdure.store.commits import (
     AgentRegistration,
+    Busy,
     CancelWish,
     Claimed,
     ClaimWant,
@@ -54,6 +55,7 @@ from perdure.store.commits import (
     Swept,
     ToolRegistration,
 )
+from perdure.store.reading import OnUnreadable
 
 
 class Store(Protocol):
@@ -79,6 +81,7 @@ class Store(Protocol):
         Each gets token + 1, attempt + 1, an attempts row and an `attempt` event (`claimed`, or
         `recovered` when an earlier attempt was lost). Rows that are busy are left for later.
         Only agents and versions in `serves` and runs whose `required_runtime` is not higher.
+        A run whose row cannot be read is put aside (`quarantine`) and not claimed.
         """
         ...
 
@@ -88,13 +91,24 @@ class Store(Protocol):
         """Prolong leases; one answer for each, in order, with the run's cancel epoch."""
         ...
 
-    async def commit(self, commits: Sequence[Commit]) -> list[CommitResult]:
-        """Write a batch: at most one commit a run; one answer for each, in order.
+    async def commit(self, commits: Sequence[Commit]) -> Sequence[CommitResult | Busy]:
+        """Write a batch: at most one commit a run (else ValueError); one answer for each, in order.
 
-        Each commit is all or nothing and independent of the others. One whose `commit_id` is the
-        row's last commit id answers Committed again without writing. A holder's commit also
-        renews nothing but its own right to exist: leases are prolonged by `renew_leases`.
-        On a terminal state the thread's next unfinished run becomes claimable.
+        Each commit is all or nothing and independent of the others: what one meets changes no
+        other's answer, and none waits for another's row. `rules.judge` says what is answered.
+
+        - *Sent again*: a commit whose `commit_id` is the row's last one answers Committed with
+          the seq of the first time and writes nothing; `at` is later when somebody else wrote
+          since. Only a holder's commit leaves its id on the row: one without a token that is sent
+          again is Behind.
+        - *Busy*: another writer has the row locked. Stores with one writer never answer it.
+        - *`ready`*: a run that is held or over after the commit has no entry. Any other has one
+          exactly when the commit sets `ready_in_s`, which replaces the entry that was there.
+        - *Leases*: no commit prolongs one (`renew_leases` does); `attempt_end` gives it up.
+        - *Order*: the events get the numbers behind `expected_seq` in the order given, rows refer
+          to events of the same commit, and the commit's last checkpoint counts.
+        - *End*: on a terminal state timers and `ready` are cleared, and the thread's next
+          unfinished run, by the place of its input, becomes claimable.
         """
         ...
 
@@ -123,8 +137,15 @@ class Store(Protocol):
         """Hand back runs at shutdown: attempt ended `drained`, claimable at once; how many."""
         ...
 
-    async def quarantine(self, run_id: str, token: int, reason: str, step_index: int) -> bool:
-        """Put a held run aside (`parked_on` repair, a `repair` event); False if not held so."""
+    async def quarantine(
+        self, run_id: str, token: int | None, reason: str, step_index: int | None
+    ) -> bool:
+        """Put a run aside (`parked_on` repair, a `repair` event); False if it is not held so.
+
+        With a token the run that its holder found damaged; without one a run that nobody holds,
+        which leaves `ready` and its closing timer. False too when it is over or put aside
+        already. Without a `step_index` the event carries the row's.
+        """
         ...
 
     async def expire_history(
@@ -229,6 +250,9 @@ class Reader(Protocol):
     """Pages, searches and counts. Lists run newest first unless said otherwise.
 
     `after` of a page is the last id of the page before. Ids of another tenant are not found.
+
+    A damaged row raises Unreadable (`unreadable`) where it is asked for or belongs to the object
+    that is; lists of runs, threads, interrupts and artifacts leave it out, and fill the page.
     """
 
     async def find_run(self, tenant_id: str | None, run_id: str) -> RunRow | None:
@@ -236,9 +260,15 @@ class Reader(Protocol):
         ...
 
     async def list_runs(
-        self, tenant_id: str | None, where: RunFilter, *, after: str | None, limit: int
+        self,
+        tenant_id: str | None,
+        where: RunFilter,
+        *,
+        after: str | None,
+        limit: int,
+        on_unreadable: OnUnreadable | None = None,
     ) -> list[RunRow]:
-        """Return a page of runs by run id, newest first."""
+        """Return a page of runs by run id, newest first; `on_unreadable` hears what is left out."""
         ...
 
     async def events_after(self, run_id: str, seq: int, *, limit: int) -> list[RecordedEvent]:

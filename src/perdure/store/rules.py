@@ -356,8 +356,16 @@ def _unheld(hot: RunHot, now: datetime, *, closing: bool) -> RunHot:
     )
 
 
+def may_put_aside(hot: RunHot, token: int | None) -> bool:
+    """Tell whether a run may be put aside: by its holder, or by anybody when nobody holds it."""
+    if token is not None:
+        return hot.lease_owner is not None and hot.lease_token == token
+    aside = hot.parked_on is ParkedOn.REPAIR
+    return hot.lease_owner is None and hot.state not in TERMINAL and not aside
+
+
 def put_aside(hot: RunHot, now: datetime) -> RunHot:
-    """Return the row of a held run that is quarantined; its last event is the `repair` event."""
+    """Return the row of a run that is quarantined; its last event is the `repair` event."""
     bare = _unheld(hot, now, closing=False)
     return replace(bare, last_seq=hot.last_seq + 1, parked_on=ParkedOn.REPAIR)
 

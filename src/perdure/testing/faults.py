@@ -25,6 +25,7 @@ from perdure.protocol.runs import RunHot
 from perdure.protocol.states import TERMINAL, Transition
 from perdure.store.commits import (
     AgentRegistration,
+    Busy,
     CancelWish,
     Claimed,
     ClaimWant,
@@ -181,7 +182,7 @@ class FaultyStore:
             [Boundary.HEARTBEAT], lambda: self._inner.renew_leases(worker_id, leases, ttl_s)
         )
 
-    async def commit(self, commits: Sequence[Commit]) -> list[CommitResult]:
+    async def commit(self, commits: Sequence[Commit]) -> Sequence[CommitResult | Busy]:
         """See the port. What is in the commits says which boundaries these are."""
         found = dict.fromkeys(b for commit in commits for b in boundaries_of(commit))
         return await self._cross(list(found), lambda: self._inner.commit(commits))
@@ -208,7 +209,9 @@ class FaultyStore:
         """See the port."""
         return await self._inner.release_runs(worker_id, leases)
 
-    async def quarantine(self, run_id: str, token: int, reason: str, step_index: int) -> bool:
+    async def quarantine(
+        self, run_id: str, token: int | None, reason: str, step_index: int | None
+    ) -> bool:
         """See the port."""
         return await self._inner.quarantine(run_id, token, reason, step_index)
 

@@ -70,7 +70,7 @@ def _wakers(record: RunRecord) -> list[str]:
         "its holder": hot.lease_owner is not None,
         "an entry in ready": record.is_ready,
         "a closing timer": closing,
-        "a person": asked and hot.parked_on is not ParkedOn.CLOSING,
+        "a person": asked and hot.parked_on not in {ParkedOn.CLOSING, ParkedOn.REPAIR},
         "the run before it in its thread": hot.parked_on is ParkedOn.THREAD
         and active not in {None, record.facts.run_id},
         "an operator": hot.parked_on is ParkedOn.REPAIR,

@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import datetime, timedelta
-from uuid import UUID
 
 import anyio
 
@@ -13,17 +12,17 @@ from perdure.ops.verify.load import settled_record
 from perdure.ops.verify.report import VerifyReport
 from perdure.ops.verify.table import LIVE_RULES, RUN_RULES, THREAD_RULES
 from perdure.ops.verify.threads import settled_thread
-from perdure.protocol.errors import NotFound
-from perdure.protocol.ids import RUN, make_id, uuid_of
+from perdure.protocol.errors import NotFound, Unreadable
 from perdure.protocol.runs import RunRow
 from perdure.store.ports import Reader, RunFilter
+from perdure.store.reading import BROKEN, OnUnreadable
 
 RUNS_PAGE = 200
 AT_ONCE = 8
 """How many runs are read at once."""
 
 GRACE_S = 60.0
-UNREADABLE = (ValueError, TypeError, LookupError)
+UNREADABLE = (Unreadable, *BROKEN)
 """What reading a damaged row may raise."""
 
 OnFinding = Callable[[Finding], None]
@@ -50,7 +49,7 @@ async def verify(
         return work.report
     keys = Keys(work.found)
     batch: list[RunRow] = []
-    async for row in work.runs(tenant_id):
+    async for row in work.runs(tenant_id, work.left_out):
         keys.see(row)
         batch.append(row)
         if len(batch) == AT_ONCE:
@@ -136,49 +135,25 @@ class _Verification:
         for rule in THREAD_RULES:
             found += rule.findings(record, facts.run_id)
 
-    async def runs(self, tenant_id: str | None) -> AsyncIterator[RunRow]:
-        """Yield all runs, newest first; one whose row cannot be read is reported and left out."""
+    async def runs(
+        self, tenant_id: str | None, on_unreadable: OnUnreadable | None = None
+    ) -> AsyncIterator[RunRow]:
+        """Yield all runs, newest first; `on_unreadable` hears of those whose row is damaged."""
         after: str | None = None
-        size = RUNS_PAGE
         while True:
-            try:
-                page = await self._page(tenant_id, after, size)
-            except UNREADABLE as error:
-                if size > 1:
-                    size = 1
-                    continue
-                after = await self._skip(tenant_id, after)
-                self.found(self._unreadable(after, f"its row cannot be read: {error}"))
-                size = RUNS_PAGE
-                continue
+            page = await self._reader.list_runs(
+                tenant_id, RunFilter(), after=after, limit=RUNS_PAGE, on_unreadable=on_unreadable
+            )
             for row in page:
                 yield row
-            if len(page) < size:
+            if len(page) < RUNS_PAGE:
                 return
             after = page[-1].facts.run_id
 
-    async def _page(self, tenant_id: str | None, after: str | None, size: int) -> list[RunRow]:
-        return await self._reader.list_runs(tenant_id, RunFilter(), after=after, limit=size)
-
-    async def _skip(self, tenant_id: str | None, after: str | None) -> str:
-        """Return the id of a row that cannot be read, by bisecting the ids before `after`.
-
-        Where several such rows lie near each other, sound ones between them may be left out.
-        """
-        low, high = 0, uuid_of(after).int if after is not None else 2**128 - 1
-        while high - low > 1:
-            middle = (low + high) // 2
-            try:
-                await self._page(tenant_id, _run_id(middle), 1)
-                low = middle
-            except UNREADABLE:
-                high = middle
-        return _run_id(low)
+    def left_out(self, run_id: str, reason: str) -> None:
+        """Report a run whose row cannot be read."""
+        self.found(self._unreadable(run_id, reason))
 
     def _unreadable(self, run_id: str, text: str) -> Finding:
         self.report.unreadable += 1
         return Finding(check="C6", run_id=run_id, subject="run", text=text[:500])
-
-
-def _run_id(number: int) -> str:
-    return make_id(RUN, UUID(int=number))

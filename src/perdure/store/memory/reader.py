@@ -30,6 +30,7 @@ from perdure.store.ports import (
     RegisteredTool,
     RunFilter,
 )
+from perdure.store.reading import OnUnreadable
 
 Row = TypeVar("Row")
 
@@ -67,9 +68,15 @@ class MemoryReader:
         return None if run is None else run.row
 
     async def list_runs(
-        self, tenant_id: str | None, where: RunFilter, *, after: str | None, limit: int
+        self,
+        tenant_id: str | None,
+        where: RunFilter,
+        *,
+        after: str | None,
+        limit: int,
+        on_unreadable: OnUnreadable | None = None,
     ) -> list[RunRow]:
-        """See `Reader.list_runs`."""
+        """See `Reader.list_runs`. Every row can be read."""
         rows = [
             run.row
             for run in self._tables.runs.values()

@@ -28,6 +28,7 @@ from perdure.store.commits import (
     Requeued,
     RetentionRule,
     Swept,
+    TimerKind,
     ToolRegistration,
 )
 from perdure.store.memory.admission import claim, insert
@@ -151,14 +152,20 @@ class MemoryStore:
             count += 1
         return count
 
-    async def quarantine(self, run_id: str, token: int, reason: str, step_index: int) -> bool:
+    async def quarantine(
+        self, run_id: str, token: int | None, reason: str, step_index: int | None
+    ) -> bool:
         """See `Store.quarantine`."""
         run = self._tables.runs.get(run_id)
-        if run is None or run.hot.lease_owner is None or run.hot.lease_token != token:
+        if run is None or not rules.may_put_aside(run.hot, token):
             return False
         run.hot = rules.put_aside(run.hot, self._tables.clock())
+        step_index = run.hot.step_index if step_index is None else step_index
         self._tables.append_one(run, rules.repair_event(reason), step_index)
-        self._tables.end_attempt(run, AttemptEnd.ERROR)
+        if token is not None:
+            self._tables.end_attempt(run, AttemptEnd.ERROR)
+        self._tables.ready.pop(run_id, None)
+        self._tables.drop_timer(run_id, TimerKind.CLOSE)
         return True
 
     async def expire_history(

@@ -14,7 +14,7 @@ from typing import Any
 import anyio
 
 from perdure.protocol.base import SCHEMA_VERSION
-from perdure.protocol.errors import Conflict, NotFound, PerdureError, ThreadBusy
+from perdure.protocol.errors import Conflict, NotFound, PerdureError, ThreadBusy, Unreadable
 from perdure.protocol.events import TYPE_NUMBER, NewEvent
 from perdure.protocol.ids import RUN, hex_of
 from perdure.protocol.runs import RunRow
@@ -24,8 +24,9 @@ from perdure.store.commits import Claimed, ClaimWant, Inserted, NewRun
 from perdure.store.postgres.driver import Connection, Row
 from perdure.store.postgres.errors import DataRefused, constraint_of
 from perdure.store.postgres.lanes import Lane
+from perdure.store.postgres.moves import leave_aside
 from perdure.store.postgres.moving import columns
-from perdure.store.postgres.rows import facts_of, hot_of, run_of
+from perdure.store.postgres.rows import facts_of, hot_of, readable, run_of
 from perdure.store.postgres.statements import SQL
 from perdure.store.postgres.wire import data_out, digest_out, id_in, text_in, text_out
 
@@ -255,8 +256,15 @@ async def claim(connection: Connection, want: ClaimWant, clock: datetime | None)
     locked = await connection.fetch(SQL["lock_ready_runs"], sorted(order), clock)
     rows = {row["run_id"]: row for row in locked}
     stale = [run_id for run_id, row in rows.items() if not _is_free(row)]
-    taken = [rows[run_id] for run_id in order if run_id in rows and _is_free(rows[run_id])]
-    claims = [_claimed(row, want) for row in taken]
+    taken: list[Row] = []
+    claims: list[Claimed] = []
+    for row in (rows[run_id] for run_id in order if run_id in rows and _is_free(rows[run_id])):
+        try:
+            claims.append(_claimed(row, want))
+            taken.append(row)
+        except Unreadable as error:
+            stale.append(row["run_id"])
+            await leave_aside(connection, row, error.message)
     if taken or stale:
         await _take(connection, claims, taken, [*stale, *(row["run_id"] for row in taken)])
     return claims
@@ -267,6 +275,7 @@ def _is_free(row: Row) -> bool:
     return row["lease_owner"] is None and row["finished_at"] is None
 
 
+@readable
 def _claimed(row: Row, want: ClaimWant) -> Claimed:
     now: datetime = row["now"]
     hot = rules.take(hot_of(row), want, now)

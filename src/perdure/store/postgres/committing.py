@@ -4,8 +4,9 @@ A batch goes out on one held connection. Commits that hold only hot parts are wr
 `commit_batch` alone, in autocommit: that is the whole transaction in one round trip. The others
 share a transaction in which the same statement comes first and the rare parts follow.
 
-What was not accepted is read and judged. A commit that nothing speaks against met a busy row and
-goes into the next try. A batch with data that cannot be stored is sent again one by one, and only
+What was not accepted is read and judged. A commit that nothing speaks against met a busy row. Once
+others of its batch are answered it is handed back as Busy, to travel with the next batch; alone it
+is tried again for a moment first. A batch with data that cannot be stored is sent again one by one, and only
 the culprit is refused.
 """
 
@@ -13,11 +14,11 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 
-from perdure.protocol.errors import Unavailable
 from perdure.protocol.ids import hex_of
 from perdure.protocol.runs import RunHot
 from perdure.protocol.states import IllegalTransition
 from perdure.store.commits import (
+    Busy,
     Commit,
     CommitResult,
     Committed,
@@ -34,7 +35,8 @@ from perdure.store.postgres.rows import hot_of
 from perdure.store.postgres.statements import SQL
 from perdure.store.rules import check_batch, check_path, judge
 
-BUSY_PATIENCE_S = 10.0
+BUSY_PATIENCE_S = 0.1
+"""How long the rows of a whole batch may be busy before it is handed back."""
 
 Results = dict[str, CommitResult]
 
@@ -46,7 +48,7 @@ class Committer:
         self._lane = lane
         self._clock = clock
 
-    async def commit(self, commits: Sequence[Commit]) -> list[CommitResult]:
+    async def commit(self, commits: Sequence[Commit]) -> list[CommitResult | Busy]:
         """See `Store.commit`."""
         check_batch(commits)
         results: Results = {}
@@ -58,9 +60,10 @@ class Committer:
             await self._try(pending, results, queue_allowed=tries > 0)
             pending = [commit for commit in pending if commit.run_id not in results]
             tries += 1
-            if pending and time.monotonic() - started > BUSY_PATIENCE_S:
-                raise Unavailable("a run's row stayed locked by another writer")
-        return [results[commit.run_id] for commit in commits]
+            waited_s = time.monotonic() - started
+            if pending and tries > 1 and (results or waited_s > BUSY_PATIENCE_S):
+                break
+        return [results.get(commit.run_id, Busy()) for commit in commits]
 
     async def _try(
         self, commits: Sequence[Commit], results: Results, *, queue_allowed: bool

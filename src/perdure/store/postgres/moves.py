@@ -3,26 +3,31 @@
 Each function runs inside the caller's transaction: lock, read, ask `rules`, write.
 """
 
+import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime
 
-from perdure.protocol.errors import NotFound
+from perdure.protocol.errors import NotFound, Unreadable
 from perdure.protocol.ids import RUN, hex_of
 from perdure.protocol.runs import RunHot
 from perdure.protocol.states import AttemptEnd
 from perdure.store import rules
-from perdure.store.commits import CancelWish, LateResult, LeaseKey, Requeued
+from perdure.store.commits import CancelWish, LateResult, LeaseKey, Requeued, TimerKind
 from perdure.store.postgres.driver import Connection, Row
 from perdure.store.postgres.moving import (
     append_events,
     columns,
+    delete_timers,
     end_attempts,
     save_moves,
     wake_or_close,
 )
-from perdure.store.postgres.rows import hot_of
+from perdure.store.postgres.rows import hot_of, readable
 from perdure.store.postgres.statements import SQL
 from perdure.store.postgres.wire import digest_out, id_in, text_out
+
+log = logging.getLogger(__name__)
 
 
 async def _lock(connection: Connection, run_id: str, clock: datetime | None) -> Row | None:
@@ -87,8 +92,14 @@ async def requeue_expired(
     now: datetime = rows[0]["now"]
     answers: list[Requeued] = []
     moved: list[tuple[str, RunHot]] = []
-    lost = [(row["run_id"].hex, hot_of(row)) for row in rows]
-    for row, (_, before) in zip(rows, lost, strict=True):
+    lost: list[tuple[str, RunHot]] = []
+    for row in rows:
+        try:
+            before = readable(hot_of)(row)
+        except Unreadable as error:
+            log.error("the lease of %s stays: %s", row["run_id"], error)  # noqa: TRY400
+            continue
+        lost.append((row["run_id"].hex, before))
         exhausted = rules.is_exhausted(before, row["max_attempts"])
         cancelled = before.cancel_epoch > 0
         run_id = id_in(RUN, row["run_id"])
@@ -134,17 +145,41 @@ async def release(
 async def quarantine(
     connection: Connection,
     run_id: str,
-    token: int,
+    token: int | None,
     reason: str,
-    step_index: int,
+    step_index: int | None,
     clock: datetime | None,
 ) -> bool:
-    """Put a held run aside; False when it is not held so."""
+    """Put a run aside: a held one by its token, one that nobody holds without."""
     row = await _lock(connection, run_id, clock)
-    if row is None or row["lease_owner"] is None or row["lease_token"] != token:
+    if row is None:
         return False
-    key, hot = hex_of(run_id), rules.put_aside(hot_of(row), row["clock"])
+    before, key = readable(hot_of)(row), hex_of(run_id)
+    if not rules.may_put_aside(before, token):
+        return False
+    hot = rules.put_aside(before, row["clock"])
+    await _put_aside(connection, key, hot, reason, step_index)
+    if token is not None:
+        await end_attempts(connection, [(key, hot)], AttemptEnd.ERROR)
+    return True
+
+
+async def leave_aside(connection: Connection, row: Row, reason: str) -> None:
+    """Put a locked run aside that cannot be claimed; one whose hot row is damaged stays as it is.
+
+    The caller takes its entry out of `ready`.
+    """
+    log.error("%s is put aside: %s", id_in(RUN, row["run_id"]), reason)
+    with suppress(Unreadable):
+        hot = rules.put_aside(readable(hot_of)(row), row["now"])
+        await _put_aside(connection, row["run_id"].hex, hot, reason, None)
+
+
+async def _put_aside(
+    connection: Connection, key: str, hot: RunHot, reason: str, step_index: int | None
+) -> None:
+    step_index = hot.step_index if step_index is None else step_index
     await save_moves(connection, [(key, hot)])
     await append_events(connection, [(key, hot, rules.repair_event(reason), step_index)])
-    await end_attempts(connection, [(key, hot)], AttemptEnd.ERROR)
-    return True
+    await connection.execute(SQL["delete_ready"], [key])
+    await delete_timers(connection, [(key, key, TimerKind.CLOSE)])

@@ -2,11 +2,12 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
+from typing import TypeVar
 
 from perdure.protocol.codec import decode
-from perdure.protocol.errors import Unavailable
+from perdure.protocol.errors import Unavailable, Unreadable
 from perdure.protocol.events import RecordedEvent
-from perdure.protocol.ids import hex_of
+from perdure.protocol.ids import ARTIFACT, INTERRUPT, RUN, THREAD, hex_of
 from perdure.protocol.records import (
     ArtifactRow,
     AttemptRow,
@@ -32,7 +33,10 @@ from perdure.store.postgres import rows
 from perdure.store.postgres.driver import Pool, Row
 from perdure.store.postgres.lanes import keep_trying
 from perdure.store.postgres.statements import SQL
-from perdure.store.postgres.wire import digest_out, id_out
+from perdure.store.postgres.wire import digest_out, id_in, id_out
+from perdure.store.reading import OnUnreadable, log_unreadable
+
+_T = TypeVar("_T")
 
 
 class PostgresReader:
@@ -63,22 +67,56 @@ class PostgresReader:
         row = await self._first("find_run", hex_of(run_id), tenant_id)
         return None if row is None else rows.run_of(row)
 
+    async def _page(
+        self,
+        name: str,
+        values: Callable[[object, int], Sequence[object]],
+        start: object,
+        limit: int,
+        *,
+        key: tuple[str, str],
+        convert: Callable[[Row], _T],
+        on_unreadable: OnUnreadable = log_unreadable,
+    ) -> list[_T]:
+        """Return a page of a list without its damaged rows; `key` is the prefix and the column.
+
+        `values` gives the statement's values for the key to go on after and the rows wanted.
+        """
+        prefix, column = key
+        found: list[_T] = []
+        while (wanted := limit - len(found)) > 0:
+            page = await self._fetch(name, *values(start, wanted))
+            for row in page:
+                try:
+                    found.append(convert(row))
+                except Unreadable as error:
+                    on_unreadable(id_in(prefix, row[column]), error.message)
+            if len(page) < wanted:
+                break
+            start = page[-1][column]
+        return found
+
     async def list_runs(
-        self, tenant_id: str | None, where: RunFilter, *, after: str | None, limit: int
+        self,
+        tenant_id: str | None,
+        where: RunFilter,
+        *,
+        after: str | None,
+        limit: int,
+        on_unreadable: OnUnreadable | None = None,
     ) -> list[RunRow]:
         """See `Reader.list_runs`."""
-        found = await self._fetch(
+        thread, parent = id_out(where.thread_id), id_out(where.parent_run_id)
+        chosen = (tenant_id, where.state, where.agent_id, thread, parent, where.unfinished)
+        return await self._page(
             _run_statement(where),
+            lambda start, wanted: (start, *chosen, wanted),
             id_out(after),
-            tenant_id,
-            where.state,
-            where.agent_id,
-            id_out(where.thread_id),
-            id_out(where.parent_run_id),
-            where.unfinished,
             limit,
+            key=(RUN, "run_id"),
+            convert=rows.run_of,
+            on_unreadable=on_unreadable or log_unreadable,
         )
-        return [rows.run_of(row) for row in found]
 
     async def events_after(self, run_id: str, seq: int, *, limit: int) -> list[RecordedEvent]:
         """See `Reader.events_after`."""
@@ -134,10 +172,15 @@ class PostgresReader:
     ) -> list[InterruptRow]:
         """See `Reader.list_interrupts`."""
         name = "list_interrupts" if where.run_id is None else "list_run_interrupts"
-        found = await self._fetch(
-            name, tenant_id, id_out(after), where.status, id_out(where.run_id), limit
+        run = id_out(where.run_id)
+        return await self._page(
+            name,
+            lambda start, wanted: (tenant_id, start, where.status, run, wanted),
+            id_out(after),
+            limit,
+            key=(INTERRUPT, "interrupt_id"),
+            convert=rows.interrupt_of,
         )
-        return [rows.interrupt_of(row) for row in found]
 
     async def find_interrupt(self, tenant_id: str | None, interrupt_id: str) -> InterruptRow | None:
         """See `Reader.find_interrupt`."""
@@ -154,10 +197,15 @@ class PostgresReader:
         limit: int,
     ) -> list[ArtifactRow]:
         """See `Reader.list_artifacts`."""
-        found = await self._fetch(
-            "list_artifacts", tenant_id, id_out(run_id), id_out(thread_id), id_out(after), limit
+        chosen = (tenant_id, id_out(run_id), id_out(thread_id))
+        return await self._page(
+            "list_artifacts",
+            lambda start, wanted: (*chosen, start, wanted),
+            id_out(after),
+            limit,
+            key=(ARTIFACT, "artifact_id"),
+            convert=rows.artifact_of,
         )
-        return [rows.artifact_of(row) for row in found]
 
     async def find_artifact(self, tenant_id: str, artifact_id: str) -> ArtifactRow | None:
         """See `Reader.find_artifact`."""
@@ -178,8 +226,14 @@ class PostgresReader:
         self, tenant_id: str, *, after: str | None, limit: int
     ) -> list[ThreadRow]:
         """See `Reader.list_threads`."""
-        found = await self._fetch("list_threads", tenant_id, id_out(after), limit)
-        return [rows.thread_of(row) for row in found]
+        return await self._page(
+            "list_threads",
+            lambda start, wanted: (tenant_id, start, wanted),
+            id_out(after),
+            limit,
+            key=(THREAD, "thread_id"),
+            convert=rows.thread_of,
+        )
 
     async def find_message(self, tenant_id: str, message_id: str) -> MessageRow | None:
         """See `Reader.find_message`."""

@@ -4,7 +4,10 @@ The driver answers enumerations as text and JSON as our own bytes; each function
 columns it needs, and a missing one is a KeyError in the tests.
 """
 
+from collections.abc import Callable
 from datetime import timedelta
+from functools import wraps
+from typing import ParamSpec, TypeVar
 
 from perdure.protocol.codec import decode
 from perdure.protocol.events import TYPE_NAME, RecordedEvent
@@ -65,9 +68,25 @@ from perdure.store.postgres.wire import (
     id_in_or_none,
     text_in,
 )
+from perdure.store.reading import BROKEN, unreadable
 from perdure.store.rules import Kept
 
 _NO_COUNTERS = Counters()
+_Given = ParamSpec("_Given")
+_T = TypeVar("_T")
+
+
+def readable(convert: Callable[_Given, _T]) -> Callable[_Given, _T]:
+    """Make a conversion raise Unreadable for a damaged row."""
+
+    @wraps(convert)
+    def converted(*args: _Given.args, **kwargs: _Given.kwargs) -> _T:
+        try:
+            return convert(*args, **kwargs)
+        except BROKEN as error:
+            raise unreadable(error) from error
+
+    return converted
 
 
 def facts_of(row: Row) -> RunFacts:
@@ -136,11 +155,13 @@ def kept_of(row: Row) -> Kept:
     return Kept(hot=hot_of(row), deadline_left=left)
 
 
+@readable
 def run_of(row: Row) -> RunRow:
     """Return a whole run."""
     return RunRow(facts=facts_of(row), hot=hot_of(row))
 
 
+@readable
 def event_of(run_id: str, row: Row) -> RecordedEvent:
     """Return an event; a type number of a later release keeps a name of its own."""
     number: int = row["type"]
@@ -157,6 +178,7 @@ def event_of(run_id: str, row: Row) -> RecordedEvent:
     )
 
 
+@readable
 def attempt_of(row: Row) -> AttemptRow:
     """Return an attempt."""
     return AttemptRow(
@@ -171,6 +193,7 @@ def attempt_of(row: Row) -> AttemptRow:
     )
 
 
+@readable
 def step_of(run_id: str, row: Row) -> StepRow:
     """Return a step."""
     return StepRow(
@@ -184,6 +207,7 @@ def step_of(run_id: str, row: Row) -> StepRow:
     )
 
 
+@readable
 def call_of(row: Row) -> ToolCallRow:
     """Return a tool call."""
     args_digest = digest_in(row["args_digest"])
@@ -207,6 +231,7 @@ def call_of(row: Row) -> ToolCallRow:
     )
 
 
+@readable
 def execution_of(run_id: str, row: Row) -> ExecutionRow:
     """Return an execution."""
     return ExecutionRow(
@@ -221,6 +246,7 @@ def execution_of(run_id: str, row: Row) -> ExecutionRow:
     )
 
 
+@readable
 def checkpoint_of(row: Row) -> CheckpointRow:
     """Return a checkpoint."""
     return CheckpointRow(
@@ -238,6 +264,7 @@ def checkpoint_of(row: Row) -> CheckpointRow:
     )
 
 
+@readable
 def interrupt_of(row: Row) -> InterruptRow:
     """Return an interrupt."""
     return InterruptRow(
@@ -263,6 +290,7 @@ def interrupt_of(row: Row) -> InterruptRow:
     )
 
 
+@readable
 def artifact_of(row: Row) -> ArtifactRow:
     """Return an artifact."""
     return ArtifactRow(
@@ -283,6 +311,7 @@ def artifact_of(row: Row) -> ArtifactRow:
     )
 
 
+@readable
 def thread_of(row: Row) -> ThreadRow:
     """Return a thread."""
     metadata, participants = decode(row["metadata"]), decode(row["participants"])
@@ -301,6 +330,7 @@ def thread_of(row: Row) -> ThreadRow:
     )
 
 
+@readable
 def message_of(row: Row) -> MessageRow:
     """Return a message."""
     return MessageRow(
@@ -317,6 +347,7 @@ def message_of(row: Row) -> MessageRow:
     )
 
 
+@readable
 def late_of(row: Row) -> LateRow:
     """Return a late result."""
     return LateRow(
@@ -332,6 +363,7 @@ def late_of(row: Row) -> LateRow:
     )
 
 
+@readable
 def timer_of(row: Row) -> DueTimer:
     """Return a timer; only an expiry has an interrupt."""
     kind = TimerKind(row["kind"])

@@ -17,6 +17,7 @@ from perdure.protocol.records import MessageRow, ThreadRow
 from perdure.protocol.runs import RunHot
 from perdure.store.commits import (
     AgentRegistration,
+    Busy,
     CancelWish,
     Claimed,
     ClaimWant,
@@ -92,7 +93,7 @@ class PostgresStore:
         """See `Store.renew_leases`. May be called from any event loop."""
         return await self._heartbeat.renew(worker_id, leases, ttl_s)
 
-    async def commit(self, commits: Sequence[Commit]) -> list[CommitResult]:
+    async def commit(self, commits: Sequence[Commit]) -> list[CommitResult | Busy]:
         """See `Store.commit`. Raises ValueError for a batch that names a run twice."""
         return await self._committer.commit(commits)
 
@@ -114,7 +115,9 @@ class PostgresStore:
             return 0
         return await self._move(lambda c: moves.release(c, worker_id, leases, self._now()))
 
-    async def quarantine(self, run_id: str, token: int, reason: str, step_index: int) -> bool:
+    async def quarantine(
+        self, run_id: str, token: int | None, reason: str, step_index: int | None
+    ) -> bool:
         """See `Store.quarantine`."""
         return await self._move(
             lambda c: moves.quarantine(c, run_id, token, reason, step_index, self._now())

@@ -25,6 +25,7 @@ from perdure.store.commits import (
     ToolRegistration,
 )
 from perdure.store.rules import Kept, is_same_message, is_same_thread
+from perdure.store.sqlite.connection import read_row
 from perdure.store.sqlite.rows import (
     FINGERPRINT,
     Row,
@@ -48,7 +49,9 @@ def insert_run(tx: Transaction, new: NewRun) -> Inserted:
     run, thread = pack_id(new.run_id), pack_id(new.thread_id)
     known = _find_known(tx, new, run)
     if known is not None:
-        return Inserted(row=read_run(known), created=False, fingerprint=known[FINGERPRINT])
+        return Inserted(
+            row=read_row(read_run, known), created=False, fingerprint=known[FINGERPRINT]
+        )
     queued = _enter_thread(tx, new, run, thread)
     facts = rules.first_facts(new, tx.now)
     hot = rules.first_hot(new, tx.now, queued=queued)

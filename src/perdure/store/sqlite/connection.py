@@ -7,12 +7,20 @@ statements that are fetched whole, so that no read transaction stays open.
 
 import sqlite3
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
-from perdure.protocol.errors import Conflict, Invalid, PerdureError, StoreFull, Unavailable
+from perdure.protocol.errors import (
+    Conflict,
+    Invalid,
+    PerdureError,
+    StoreFull,
+    Unavailable,
+    Unreadable,
+)
+from perdure.store.reading import read
 from perdure.store.sqlfiles import load_statements
 
 SQLITE_VERSION_MIN: Final = (3, 37, 0)
@@ -23,6 +31,8 @@ BUSY_DEADLINE_S: Final = 10.0
 CACHED_STATEMENTS: Final = 512
 
 Synchronous = Literal["full", "off"]
+Row = Sequence[Any]
+_T = TypeVar("_T")
 
 SQL: Final[Mapping[str, str]] = load_statements(files("perdure.store.sqlite") / "sql")
 
@@ -97,6 +107,55 @@ def wait_for_file(action: Callable[[], object], deadline_s: float = BUSY_DEADLIN
 def is_busy(error: sqlite3.Error) -> bool:
     """Tell whether another connection was in the way."""
     return error.sqlite_errorcode & 0xFF in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+
+
+class BrokenRow(tuple[Any, ...]):
+    """A row with a text that is not UTF-8; its ids and numbers are sound."""
+
+    __slots__ = ()
+
+
+class _BrokenText(bytes):
+    __slots__ = ()
+
+
+def fetch_rows(
+    connection: sqlite3.Connection, statement: str, values: Sequence[object]
+) -> list[Row]:
+    """Return all rows of a statement; those with a text that is not UTF-8 as BrokenRow."""
+    try:
+        return connection.execute(statement, values).fetchall()
+    except sqlite3.OperationalError as error:
+        if not _is_undecodable(error):
+            raise
+    connection.text_factory = _lenient
+    try:
+        found = connection.execute(statement, values).fetchall()
+    finally:
+        connection.text_factory = str
+    return [BrokenRow(row) if any(_is_broken(cell) for cell in row) else row for row in found]
+
+
+def _is_undecodable(error: sqlite3.Error) -> bool:
+    return "Could not decode to UTF-8" in str(error)
+
+
+def _lenient(data: bytes) -> str | bytes:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return _BrokenText(data)
+
+
+def _is_broken(cell: object) -> bool:
+    return isinstance(cell, _BrokenText)
+
+
+def read_row(convert: Callable[[Row], _T], row: Row) -> _T:
+    """Return what a row holds; raise Unreadable when it is damaged."""
+    if isinstance(row, BrokenRow):
+        raise Unreadable("a stored row cannot be read: a text in it is not UTF-8")
+    return read(convert, row)
 
 
 def is_data_error(error: Exception) -> bool:

@@ -6,12 +6,13 @@ return.
 
 import heapq
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from perdure.protocol.base import to_micros
-from perdure.protocol.errors import NotFound
-from perdure.protocol.runs import RunHot, RunRow
+from perdure.protocol.errors import NotFound, Unreadable
+from perdure.protocol.runs import RunFacts, RunHot, RunRow
 from perdure.protocol.states import AttemptEnd
 from perdure.store import rules
 from perdure.store.commits import (
@@ -22,8 +23,10 @@ from perdure.store.commits import (
     LeaseKey,
     Renewal,
     Requeued,
+    TimerKind,
 )
 from perdure.store.rules import Kept
+from perdure.store.sqlite.connection import read_row
 from perdure.store.sqlite.rows import (
     FACTS_WIDTH,
     INPUT_POSITION,
@@ -33,8 +36,10 @@ from perdure.store.sqlite.rows import (
     read_facts,
     read_kept,
 )
-from perdure.store.sqlite.transaction import Transaction, pack_own_event
+from perdure.store.sqlite.transaction import NO_REF, Transaction, pack_own_event
 from perdure.store.sqlite.wide import Values, ask_rows, write_rows
+
+log = logging.getLogger(__name__)
 
 
 def claim_runs(tx: Transaction, want: ClaimWant) -> list[Claimed]:
@@ -48,7 +53,12 @@ def claim_runs(tx: Transaction, want: ClaimWant) -> list[Claimed]:
             group += tx.all("claim_candidates", *values)
         found += heapq.nsmallest(limit, group, key=_in_order)
     first = heapq.nsmallest(want.limit, found, key=_in_order)
-    taken = [_take(tx, row[0], want) for row in first]
+    taken: list[_Taken] = []
+    for row in first:
+        try:
+            taken.append(_take(tx, row[0], want))
+        except Unreadable as error:
+            _leave_aside(tx, row[0], error.message)
     write_rows(tx.db, "delete_ready", [(row[0],) for row in first])
     write_rows(tx.db, "insert_attempt", [one.attempt for one in taken])
     write_rows(tx.db, "insert_event", [one.event for one in taken])
@@ -71,14 +81,14 @@ class _Taken:
 def _take(tx: Transaction, run: bytes, want: ClaimWant) -> _Taken:
     row = tx.one("find_run", run, None)
     assert row is not None, "an entry in ready has its run"
-    before = read_kept(row[FACTS_WIDTH:])
+    facts, before = read_row(_read_whole, row)
     ended = tx.one("find_attempt_end", run, before.hot.attempt) if before.hot.attempt else None
     hot = rules.take(before.hot, want, tx.now)
     _save(tx, run, before, hot)
     previous = None if ended is None else maybe(AttemptEnd, ended[0])
     event = rules.claim_event(hot, want.worker_id, previous)
     claimed = Claimed(
-        row=RunRow(facts=read_facts(row), hot=hot),
+        row=RunRow(facts=facts, hot=hot),
         token=hot.lease_token,
         input_position=row[INPUT_POSITION],
         deadline_in_s=rules.seconds_left(hot, tx.now),
@@ -89,6 +99,19 @@ def _take(tx: Transaction, run: bytes, want: ClaimWant) -> _Taken:
         attempt=(run, hot.attempt, hot.lease_token, want.worker_id, at),
         event=pack_own_event(run, hot, event, hot.step_index),
     )
+
+
+def _read_whole(row: Row) -> tuple[RunFacts, Kept]:
+    return read_facts(row), read_kept(row[FACTS_WIDTH:])
+
+
+def _leave_aside(tx: Transaction, run: bytes, reason: str) -> None:
+    """Put a run aside that cannot be claimed; one whose hot row is damaged only leaves `ready`."""
+    log.error("run_%s is put aside: %s", run.hex(), reason)
+    try:
+        quarantine(tx, f"run_{run.hex()}", None, reason, None)
+    except Unreadable:
+        tx.run("delete_ready", run)
 
 
 def _save(tx: Transaction, run: bytes, before: Kept, hot: RunHot) -> None:
@@ -168,7 +191,13 @@ def record_late(tx: Transaction, late: LateResult) -> bool:
 def requeue_expired(tx: Transaction, limit: int) -> list[Requeued]:
     """Take expired leases away, the longest expired first."""
     rows = tx.all("expired_leases", tx.now_micros, limit)
-    return [_take_away(tx, row[0]) for row in rows]
+    taken: list[Requeued] = []
+    for (run,) in rows:
+        try:
+            taken.append(_take_away(tx, run))
+        except Unreadable as error:
+            log.error("the lease of run_%s stays: %s", run.hex(), error)  # noqa: TRY400
+    return taken
 
 
 def _take_away(tx: Transaction, run: bytes) -> Requeued:
@@ -208,14 +237,20 @@ def release_runs(tx: Transaction, worker_id: str, leases: Sequence[LeaseKey]) ->
     return count
 
 
-def quarantine(tx: Transaction, run_id: str, token: int, reason: str, step_index: int) -> bool:
-    """Put a held run aside."""
+def quarantine(
+    tx: Transaction, run_id: str, token: int | None, reason: str, step_index: int | None
+) -> bool:
+    """Put a run aside: a held one by its token, one that nobody holds without."""
     run = pack_id(run_id)
     before = tx.load(run)
-    if before is None or before.hot.lease_owner is None or before.hot.lease_token != token:
+    if before is None or not rules.may_put_aside(before.hot, token):
         return False
     hot = rules.put_aside(before.hot, tx.now)
     _save(tx, run, before, hot)
+    step_index = hot.step_index if step_index is None else step_index
     tx.append(run, hot, rules.repair_event(reason), step_index)
-    tx.end_attempt(run, hot, AttemptEnd.ERROR)
+    if token is not None:
+        tx.end_attempt(run, hot, AttemptEnd.ERROR)
+    tx.run("delete_ready", run)
+    tx.run("delete_timer", run, TimerKind.CLOSE.value, NO_REF)
     return True

@@ -41,6 +41,7 @@ from perdure.store.ports import (
     RegisteredTool,
     RunFilter,
 )
+from perdure.store.reading import OnUnreadable, log_unreadable
 from perdure.store.sqlite import rows
 from perdure.store.sqlite.connection import SQL
 from perdure.store.sqlite.readers import Readers
@@ -61,6 +62,12 @@ def _after(prefix: str, text: str | None, start: bytes) -> bytes | None:
     return start if text is None else _key(prefix, text)
 
 
+def _told(prefix: str, on_unreadable: OnUnreadable | None = None) -> OnUnreadable:
+    """Return who hears of a damaged row by the digits of its key: the caller, or the log."""
+    tell = on_unreadable or log_unreadable
+    return lambda digits, reason: tell(f"{prefix}_{digits}", reason)
+
+
 class SqliteReader:
     """The `Reader` port over a pool of read connections."""
 
@@ -74,7 +81,13 @@ class SqliteReader:
         return await self._readers.row("find_run", key, tenant_id, convert=rows.read_run)
 
     async def list_runs(
-        self, tenant_id: str | None, where: RunFilter, *, after: str | None, limit: int
+        self,
+        tenant_id: str | None,
+        where: RunFilter,
+        *,
+        after: str | None,
+        limit: int,
+        on_unreadable: OnUnreadable | None = None,
     ) -> list[RunRow]:
         """See `Reader.list_runs`."""
         thread = None if where.thread_id is None else _key(THREAD, where.thread_id)
@@ -84,17 +97,15 @@ class SqliteReader:
             name = "list_thread_runs"
         if where.parent_run_id is not None:
             name = "list_child_runs"
-        return await self._readers.rows(
+        state = None if where.state is None else where.state.value
+        chosen = (tenant_id, state, where.agent_id, thread, parent, int(where.unfinished))
+        return await self._readers.page(
             name,
+            lambda start, wanted: (start, *chosen, wanted),
             _after(RUN, after, _LAST),
-            tenant_id,
-            None if where.state is None else where.state.value,
-            where.agent_id,
-            thread,
-            parent,
-            int(where.unfinished),
             limit,
             convert=rows.read_run,
+            on_unreadable=_told(RUN, on_unreadable),
         )
 
     async def events_after(self, run_id: str, seq: int, *, limit: int) -> list[RecordedEvent]:
@@ -158,16 +169,21 @@ class SqliteReader:
         self, tenant_id: str, where: InterruptFilter, *, after: str | None, limit: int
     ) -> list[InterruptRow]:
         """See `Reader.list_interrupts`."""
-        start, convert = _after(INTERRUPT, after, _FIRST), rows.read_interrupt
         status = None if where.status is None else where.status.value
-        values: tuple[object, ...] = (tenant_id, start, status, limit)
+        chosen: tuple[object, ...] = (status,)
         name = "list_interrupts"
         if where.run_id is not None:
-            name = "list_run_interrupts"
-            values = (tenant_id, start, _key(RUN, where.run_id), status, limit)
+            name, chosen = "list_run_interrupts", (_key(RUN, where.run_id), status)
         elif where.status is InterruptStatus.PENDING:
-            name, values = "list_pending_interrupts", (tenant_id, start, limit)
-        return await self._readers.rows(name, *values, convert=convert)
+            name, chosen = "list_pending_interrupts", ()
+        return await self._readers.page(
+            name,
+            lambda start, wanted: (tenant_id, start, *chosen, wanted),
+            _after(INTERRUPT, after, _FIRST),
+            limit,
+            convert=rows.read_interrupt,
+            on_unreadable=_told(INTERRUPT),
+        )
 
     async def find_interrupt(self, tenant_id: str | None, interrupt_id: str) -> InterruptRow | None:
         """See `Reader.find_interrupt`."""
@@ -186,16 +202,21 @@ class SqliteReader:
         limit: int,
     ) -> list[ArtifactRow]:
         """See `Reader.list_artifacts`."""
-        start = _after(ARTIFACT, after, _FIRST)
         thread = None if thread_id is None else _key(THREAD, thread_id)
-        values: tuple[object, ...] = (tenant_id, start, limit)
+        chosen: tuple[object, ...] = ()
         name = "list_artifacts"
         if run_id is not None:
-            values = (tenant_id, start, _key(RUN, run_id), thread, limit)
-            name = "list_run_artifacts"
+            name, chosen = "list_run_artifacts", (_key(RUN, run_id), thread)
         elif thread_id is not None:
-            name, values = "list_thread_artifacts", (tenant_id, start, thread, limit)
-        return await self._readers.rows(name, *values, convert=rows.read_artifact)
+            name, chosen = "list_thread_artifacts", (thread,)
+        return await self._readers.page(
+            name,
+            lambda start, wanted: (tenant_id, start, *chosen, wanted),
+            _after(ARTIFACT, after, _FIRST),
+            limit,
+            convert=rows.read_artifact,
+            on_unreadable=_told(ARTIFACT),
+        )
 
     async def find_artifact(self, tenant_id: str, artifact_id: str) -> ArtifactRow | None:
         """See `Reader.find_artifact`."""
@@ -216,9 +237,13 @@ class SqliteReader:
         self, tenant_id: str, *, after: str | None, limit: int
     ) -> list[ThreadRow]:
         """See `Reader.list_threads`."""
-        start = _after(THREAD, after, _LAST)
-        return await self._readers.rows(
-            "list_threads", tenant_id, start, limit, convert=rows.read_thread
+        return await self._readers.page(
+            "list_threads",
+            lambda start, wanted: (tenant_id, start, wanted),
+            _after(THREAD, after, _LAST),
+            limit,
+            convert=rows.read_thread,
+            on_unreadable=_told(THREAD),
         )
 
     async def find_message(self, tenant_id: str, message_id: str) -> MessageRow | None:

@@ -6,14 +6,21 @@ slow caller never keeps the log from being checkpointed.
 
 import sqlite3
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 
-from perdure.protocol.errors import Unavailable
-from perdure.store.sqlite.connection import SQL, connect_reader, translate
+from perdure.protocol.errors import Unavailable, Unreadable
+from perdure.store.reading import OnUnreadable
+from perdure.store.sqlite.connection import (
+    SQL,
+    connect_reader,
+    fetch_rows,
+    read_row,
+    translate,
+)
 from perdure.store.sqlite.rows import Row
 
 READERS: Final = 4
@@ -72,9 +79,45 @@ class Readers:
         """Return the converted rows of a statement."""
 
         def fetch(connection: sqlite3.Connection) -> list[_T]:
-            return [convert(row) for row in connection.execute(SQL[name], values).fetchall()]
+            return [read_row(convert, row) for row in fetch_rows(connection, SQL[name], values)]
 
         return await self.read(fetch)
+
+    async def page(
+        self,
+        name: str,
+        values: Callable[[object, int], Sequence[object]],
+        start: object,
+        limit: int,
+        *,
+        convert: Callable[[Row], _T],
+        on_unreadable: OnUnreadable,
+    ) -> list[_T]:
+        """Return a page of a list without its damaged rows; the first column is the key.
+
+        `values` gives the statement's values for the key to go on after and the rows wanted.
+        """
+        left_out: list[tuple[str, str]] = []
+
+        def fetch(connection: sqlite3.Connection) -> list[_T]:
+            found: list[_T] = []
+            after = start
+            while (wanted := limit - len(found)) > 0:
+                rows = fetch_rows(connection, SQL[name], values(after, wanted))
+                for row in rows:
+                    try:
+                        found.append(read_row(convert, row))
+                    except Unreadable as error:
+                        left_out.append((row[0].hex(), error.message))
+                if len(rows) < wanted:
+                    break
+                after = rows[-1][0]
+            return found
+
+        found = await self.read(fetch)
+        for key, reason in left_out:
+            on_unreadable(key, reason)
+        return found
 
     async def row(self, name: str, *values: object, convert: Callable[[Row], _T]) -> _T | None:
         """Return the first row of a statement, converted, or None."""

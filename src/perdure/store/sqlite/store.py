@@ -87,7 +87,9 @@ class SqliteStore:
         """See `Store.release_runs`. A run with an accepted cancel goes to its closing instead."""
         return await self._writer.run(lambda tx: moves.release_runs(tx, worker_id, leases))
 
-    async def quarantine(self, run_id: str, token: int, reason: str, step_index: int) -> bool:
+    async def quarantine(
+        self, run_id: str, token: int | None, reason: str, step_index: int | None
+    ) -> bool:
         """See `Store.quarantine`."""
 
         def put_aside(tx: Transaction) -> bool:

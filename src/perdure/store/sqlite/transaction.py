@@ -12,7 +12,7 @@ from perdure.protocol.runs import RunHot
 from perdure.protocol.states import AttemptEnd, ParkedOn
 from perdure.store.commits import NewBlob, TimerKind
 from perdure.store.rules import Kept, is_suspected, next_in_thread
-from perdure.store.sqlite.connection import SQL
+from perdure.store.sqlite.connection import SQL, fetch_rows, read_row
 from perdure.store.sqlite.rows import Row, maybe, pack_digest, pack_hot, pack_id, read_kept
 
 NO_REF = b""
@@ -28,12 +28,12 @@ class Transaction:
 
     def one(self, name: str, *values: object) -> Row | None:
         """Return the first row of a statement."""
-        rows = self.db.execute(SQL[name], values).fetchall()
+        rows = fetch_rows(self.db, SQL[name], values)
         return rows[0] if rows else None
 
     def all(self, name: str, *values: object) -> list[Row]:
         """Return all rows of a statement."""
-        return self.db.execute(SQL[name], values).fetchall()
+        return fetch_rows(self.db, SQL[name], values)
 
     def run(self, name: str, *values: object) -> int:
         """Run a statement; return how many rows it wrote."""
@@ -41,7 +41,8 @@ class Transaction:
 
     def load(self, run: bytes) -> Kept | None:
         """Return a run's hot row."""
-        return maybe(read_kept, self.one("load_hot", run))
+        row = self.one("load_hot", run)
+        return None if row is None else read_row(read_kept, row)
 
     def save(self, run: bytes, kept: Kept) -> None:
         """Write a run's hot row."""

@@ -19,6 +19,7 @@ from perdure.testing.builders import (
     claim_one,
     claimed,
     commit_of,
+    finish,
     lease_of,
     look,
     new_id,
@@ -279,7 +280,7 @@ class QuarantineContract(Contract):
         assert not await store.quarantine(run_id, held.token + offset, "damaged", 0)
         assert await look(reader, run_id) == held.row
 
-    async def test_a_run_that_nobody_holds_is_not_put_aside(
+    async def test_a_token_puts_no_run_aside_that_nobody_holds(
         self, store: Store, reader: Reader
     ) -> None:
         held = await claimed(store)
@@ -296,3 +297,23 @@ class QuarantineContract(Contract):
         await store.request_cancel(run_id, cancel_wish())
         assert (await look(reader, run_id)).hot.parked_on is ParkedOn.CLOSING
         assert [timer.kind for timer in await reader.due_timers(10)] == [TimerKind.CLOSE]
+
+    async def test_a_run_that_nobody_holds_is_put_aside_without_a_token(
+        self, store: Store, reader: Reader
+    ) -> None:
+        """R-7.7, F21: it leaves `ready` and its closing timer; a held or ended one stays."""
+        waiting, held, ended = [await claimed(store) for _ in range(3)]
+        await store.release_runs(WORKER, [lease_of(waiting)])
+        await finish(store, reader, ended.row.facts.run_id)
+        run_id = waiting.row.facts.run_id
+        await store.request_cancel(run_id, cancel_wish())
+        before = await look(reader, run_id)
+        assert await store.quarantine(run_id, None, "damaged", None)
+        hot = (await look(reader, run_id)).hot
+        assert (hot.parked_on, hot.last_seq) == (ParkedOn.REPAIR, before.hot.last_seq + 1)
+        assert (await history(reader, run_id))[-1].step_index == hot.step_index
+        assert not await reader.is_ready(run_id)
+        assert await reader.timers_of(run_id) == []
+        assert not await store.quarantine(run_id, None, "damaged", None)
+        for other in (held, ended):
+            assert not await store.quarantine(other.row.facts.run_id, None, "damaged", None)

@@ -11,6 +11,7 @@ import pytest
 from perdure.protocol.states import AttemptEnd, ParkedOn
 from perdure.store.commits import (
     Behind,
+    Busy,
     CancelRequested,
     Commit,
     CommitResult,
@@ -50,12 +51,14 @@ class RaceContract(Contract):
         for place in range(ROUNDS):
             held = await claimed(store)
             commit = commit_of(held.row, note(), path=TO_SUCCEEDED)
-            results: list[CommitResult] = []
+            results: list[CommitResult | Busy] = []
 
             async def cancel(run_id: str = commit.run_id) -> None:
                 await store.request_cancel(run_id, cancel_wish())
 
-            async def write(commit: Commit = commit, into: list[CommitResult] = results) -> None:
+            async def write(
+                commit: Commit = commit, into: list[CommitResult | Busy] = results
+            ) -> None:
                 into.extend(await store.commit([commit]))
 
             await _at_once(cancel, write) if place % 2 else await _at_once(write, cancel)
@@ -155,12 +158,14 @@ class RaceContract(Contract):
             held = await claimed(store)
             commit = commit_of(held.row, note(), path=TO_SUCCEEDED)
             clock.advance(TTL_S)
-            results: list[CommitResult] = []
+            results: list[CommitResult | Busy] = []
 
             async def requeue() -> None:
                 await store.requeue_expired(10)
 
-            async def write(commit: Commit = commit, into: list[CommitResult] = results) -> None:
+            async def write(
+                commit: Commit = commit, into: list[CommitResult | Busy] = results
+            ) -> None:
                 into.extend(await store.commit([commit]))
 
             await _at_once(requeue, write) if place % 2 else await _at_once(write, requeue)

@@ -1,0 +1,23 @@
+"""Putting a run aside that nobody holds and that is damaged (R-7.7): no timer tries it again."""
+
+import logging
+
+from perdure.engine.core import Core
+from perdure.protocol.errors import Conflict
+from perdure.signals.ports import run_topic
+
+log = logging.getLogger(__name__)
+
+
+async def put_aside(core: Core, run_id: str, why: Exception) -> None:
+    """Leave a damaged run to an operator, unless somebody holds it or has done so already."""
+    if await core.store.quarantine(run_id, None, str(why)[:1000], None):
+        log.error("run %s is put aside for repair: %s", run_id, why)
+        core.signals.publish(run_topic(run_id))
+
+
+def needs_repair(run_id: str, why: Exception) -> Conflict:
+    """Return what the caller is told whose request met the damage."""
+    return Conflict(
+        f"the run is damaged and put aside for repair: {why}", details={"run_id": run_id}
+    )

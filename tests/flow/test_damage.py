@@ -1,0 +1,105 @@
+"""One damaged row stops nobody but its own run (F21, R-7.7)."""
+
+from datetime import timedelta
+
+import anyio
+import pytest
+
+from perdure.engine.context import PlannerContext
+from perdure.ops.verify import Finding, verify
+from perdure.protocol.base import TENANT_DEFAULT
+from perdure.protocol.decisions import Ask, Decision, Finish
+from perdure.protocol.errors import Conflict, Unreadable
+from perdure.protocol.states import Answer, ParkedOn, RunState
+from perdure.store.ports import RunFilter
+from perdure.testing.embedded import embedded, scripted
+from tests.flow.rows import Rows
+from tests.flow.world import database_at
+
+ROWS = {
+    "no JSON": "UPDATE runs SET options = ! WHERE run_id = ?",
+    "no text": "UPDATE runs SET trace_id = CAST(! AS TEXT) WHERE run_id = ?",
+}
+"""Damage of a run's cold row. PostgreSQL keeps no text that is not UTF-8."""
+
+
+@pytest.mark.parametrize("kind", list(ROWS))
+async def test_a_row_that_cannot_be_read_fails_no_list_no_claim_and_no_verification(
+    url: str, kind: str
+) -> None:
+    """F21: the others are listed, claimed and verified; this one is told and put aside."""
+    if kind == "no text" and url.startswith("postgresql"):
+        kind = "no JSON"
+    async with (
+        database_at(url) as database,
+        embedded(database, [scripted("any", lambda _: Finish(answer="done"))]) as engine,
+    ):
+        await engine.drain()
+        runs = [await engine.submit("any") for _ in range(5)]
+        broken, sound = runs[2], [*runs[:2], *runs[3:]]
+        Rows(url).damage(ROWS[kind], broken, b"\xff")
+        reader = database.reader
+        for tenant in (None, TENANT_DEFAULT):
+            seen: list[str] = []
+            after: str | None = None
+            while page := await reader.list_runs(tenant, RunFilter(), after=after, limit=3):
+                seen += [row.facts.run_id for row in page]
+                after = seen[-1]
+            assert seen == sound[::-1]
+        with pytest.raises(Unreadable):
+            await reader.find_run(None, broken)
+        await engine.start_worker()
+        for run_id in sound:
+            assert (await engine.wait_terminal(run_id)).hot.state is RunState.SUCCEEDED
+        assert not await reader.is_ready(broken)
+        assert (await reader.events_after(broken, 0, limit=10))[-1].type == "repair"
+        found: list[Finding] = []
+        report = await verify(reader, on_finding=found.append)
+        assert (report.runs, report.unreadable) == (4, 1)
+        assert [(finding.check, finding.run_id) for finding in found] == [("C6", broken)]
+
+
+DAMAGE = ("UPDATE events SET data = ! WHERE run_id = ? AND seq = 3", b"{")
+
+
+@pytest.mark.parametrize("met_by", ["a cancel", "an answer", "its total time", "an expiry"])
+async def test_a_damaged_run_that_nobody_holds_is_put_aside_by_whoever_meets_the_damage(
+    url: str, met_by: str
+) -> None:
+    """F21, R-7.7: the caller is told, and no timer tries it again."""
+
+    def decide(context: PlannerContext) -> Decision:
+        limit = timedelta(seconds=0.3) if met_by == "an expiry" else None
+        return Finish(answer="done") if context.turns else Ask(title="?", expires_in=limit)
+
+    async with (
+        database_at(url) as database,
+        embedded(database, [scripted("asker", decide)]) as engine,
+    ):
+        run_id = await engine.submit("asker")
+        (question,) = await engine.wait_waiting(run_id)
+        await engine.kill_worker()
+        Rows(url).damage(DAMAGE[0], run_id, DAMAGE[1])
+        match met_by:
+            case "a cancel":
+                for _ in range(2):
+                    with pytest.raises(Conflict, match="put aside for repair"):
+                        await engine.cancel(run_id)
+            case "an answer":
+                for _ in range(2):
+                    with pytest.raises(Conflict, match="put aside for repair"):
+                        await engine.answer(question.interrupt_id, Answer.RESPOND, value=1)
+            case "its total time":
+                due = "INSERT INTO timers (run_id, kind, ref, due_at) SELECT run_id, 'close', "
+                due += "run_id, updated_at FROM run_state WHERE run_id = ?"
+                Rows(url).damage(due, run_id)
+                Rows(url).damage("UPDATE run_state SET cancel_epoch = 1 WHERE run_id = ?", run_id)
+                await engine.sweep()
+            case _:
+                with anyio.fail_after(10):
+                    while (await engine.run(run_id)).hot.parked_on is not ParkedOn.REPAIR:
+                        await engine.sweep()
+                        await anyio.sleep(0.02)  # only the clock makes a timer due
+        row = await engine.run(run_id)
+        assert row.hot.parked_on is ParkedOn.REPAIR
+        assert await database.reader.due_timers(10) == []
