@@ -170,6 +170,7 @@ def engine_settings(settings: Settings) -> EngineSettings:
         tool_slots_max=worker.tool_slots_max,
         tool_timeout_s=worker.tool_timeout_s,
         drain_grace_s=worker.drain_grace_s,
+        on_incompatible=worker.on_incompatible,
         retention=tuple(retention_rules(settings)),
         retention_interval_s=settings.retention.interval_s,
         blobs_kept_s=settings.retention.blobs_s,

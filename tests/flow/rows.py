@@ -1,5 +1,6 @@
 """The stored rows of a flow's database by SQL: to damage them as a disk would, and to count them."""
 
+import json
 import sqlite3
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +11,9 @@ from typing import Any
 import anyio
 import asyncpg
 
+from perdure.protocol.events import TYPE_NAME
 from perdure.protocol.ids import uuid_of
+from perdure.store.postgres.wire import data_in, data_out
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,39 @@ class Rows:
 
         return self._on_postgres(count)
 
+    def set_version(self, run_id: str, version: int) -> None:
+        """Say of all events of a run that another schema version wrote them."""
+        statement = f"UPDATE events SET schema_version = {version} WHERE run_id = ?"  # noqa: S608  # a number
+        self._do(statement, run_id, None)
+
+    def rewrite_as_version_0(self, run_id: str) -> None:
+        """Write the log of a run as the prototypes did, with checkpoints of a digest of theirs."""
+        for seq, kind, data in self._events(run_id):
+            old = json.dumps(_version_0(TYPE_NAME[kind], json.loads(data))).encode()
+            stored = data_out(old) if self._is_postgres else old
+            statement = (
+                f"UPDATE events SET data = !, schema_version = 0 WHERE run_id = ? AND seq = {seq}"  # noqa: S608  # a number
+            )
+            self._do(statement, run_id, stored)
+        statement = "UPDATE checkpoints SET digest = !, schema_version = 0 WHERE run_id = ?"
+        self._do(statement, run_id, bytes(32))
+
+    def _events(self, run_id: str) -> list[tuple[int, int, bytes]]:
+        run = uuid_of(run_id)
+        if not self._is_postgres:
+            with closing(sqlite3.connect(self.url)) as connection:
+                return connection.execute(
+                    "SELECT seq, type, data FROM events WHERE run_id = ?", (run.bytes,)
+                ).fetchall()
+
+        async def read(connection: "asyncpg.Connection[Any]") -> list[tuple[int, int, bytes]]:
+            rows = await connection.fetch(
+                "SELECT seq, type, data FROM events WHERE run_id = $1", run
+            )
+            return [(row["seq"], row["type"], data_in(row["data"])) for row in rows]
+
+        return self._on_postgres(read)
+
     @property
     def _is_postgres(self) -> bool:
         return self.url.startswith("postgresql://")
@@ -78,3 +114,12 @@ class Rows:
 
         with ThreadPoolExecutor(1) as thread:
             return thread.submit(anyio.run, run).result()
+
+
+def _version_0(kind: str, fields: dict[str, Any]) -> dict[str, Any]:
+    """Return what the prototypes would have written."""
+    names = {
+        "state": {"from_state": "from", "why": "transition"},
+        "action": {"repeatable": "idempotent", "tool_call_id": "call"},
+    }.get(kind, {})
+    return {names.get(name, name): value for name, value in fields.items()}

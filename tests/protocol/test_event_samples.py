@@ -19,12 +19,15 @@ from perdure.protocol.base import SCHEMA_VERSION
 from perdure.protocol.codec import encode
 from perdure.protocol.events import (
     EVENT_TYPES,
+    CancelEvent,
     DamagedEvent,
+    EventData,
     NewEvent,
     StateEvent,
     Unknown,
     parse_event_data,
 )
+from perdure.protocol.schema import Incompatible, check_version
 from perdure.protocol.stability import PROVISIONAL_TYPES, Stability, level_of
 from perdure.store.memory import MemoryDatabase
 from perdure.store.ports import Database
@@ -43,6 +46,12 @@ class Sample:
     type: str
     schema_version: int
     data: Any
+    lifted: Any = None
+    """What `data` is in the present form, where that differs."""
+
+    def read(self) -> EventData | Unknown:
+        """Return the data as this release reads it."""
+        return parse_event_data(self.type, encode(self.data), self.schema_version)
 
 
 def _samples() -> list[Sample]:
@@ -58,19 +67,40 @@ _BUILT = schemas()
 @pytest.mark.parametrize("sample", SAMPLES, ids=_NAMES)
 def test_a_stored_sample_is_read_whole(sample: Sample) -> None:
     """R-6.9, R-20.1: what an older release stored is read, and nothing of it is dropped."""
-    data = parse_event_data(sample.type, encode(sample.data))
+    data = sample.read()
     assert not isinstance(data, Unknown)
-    assert json.loads(NewEvent(data=data, step_index=0).encoded()) == sample.data
+    wanted = sample.data if sample.lifted is None else sample.lifted
+    assert json.loads(NewEvent(data=data, step_index=0).encoded()) == wanted
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=_NAMES)
 def test_a_sample_as_it_is_sent_fits_the_published_schema(sample: Sample) -> None:
     """R-1.1, R-6.9: the schema of each type is that of the data clients get."""
-    data = parse_event_data(sample.type, encode(sample.data))
+    data = sample.read()
     sent = data.model_dump(mode="json", exclude={"type"})
     if isinstance(data, StateEvent):
         sent |= {"status": "CANCELED", "code": "RUN_CANCELLED"}
     jsonschema_rs.validator_for(_BUILT[f"event-{sample.type}"]).validate(sent)
+
+
+@pytest.mark.parametrize("version", [-1, SCHEMA_VERSION + 1])
+def test_what_is_too_old_or_too_new_is_told_apart(version: int) -> None:
+    """R-20.1, R-20.4: a later version is read as far as it is known; it is not carried on."""
+    with pytest.raises(Incompatible):
+        check_version(version)
+    raw = b'{"action":"interrupt","epoch":1,"by":"a","later":true}'
+    if version < 0:
+        with pytest.raises(DamagedEvent):
+            parse_event_data("cancel", raw, version)
+    else:
+        assert isinstance(parse_event_data("cancel", raw, version), CancelEvent)
+
+
+def test_old_data_that_no_upcaster_takes_is_damaged() -> None:
+    """R-20.1."""
+    for raw in (b"[]", b'{"error_code":17}'):
+        with pytest.raises(DamagedEvent):
+            parse_event_data("result", raw, 0)
 
 
 def test_every_type_has_a_sample_of_the_present_version() -> None:
@@ -121,7 +151,7 @@ async def test_every_store_takes_every_type_and_gives_it_back(database: Database
     events = [
         NewEvent(data=parsed, step_index=7)
         for sample in SAMPLES
-        if not isinstance(parsed := parse_event_data(sample.type, encode(sample.data)), Unknown)
+        if not isinstance(parsed := sample.read(), Unknown)
         and not isinstance(parsed, StateEvent)  # the path below has those of a whole run
     ]
     commit = commit_of(held.row, *events, path=TO_SUCCEEDED)

@@ -1,6 +1,7 @@
 """The engine's surroundings, handed down instead of imported: ports, clock, ids, settings."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from perdure.engine.directory import AgentDirectory
 from perdure.engine.live import LiveHub
@@ -26,6 +27,7 @@ class EngineSettings:
     tool_timeout_s: float = 60.0
     cancel_grace_s: float = 5.0
     drain_grace_s: float = 20.0
+    on_incompatible: Literal["fail", "repair"] = "fail"
     retention: tuple[RetentionRule, ...] = ()
     retention_interval_s: float = 3600.0
     blobs_kept_s: float = 86_400.0

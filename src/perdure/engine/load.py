@@ -4,9 +4,11 @@ from perdure.engine.core import Core
 from perdure.engine.fold import OutOfOrder, snapshot_digest
 from perdure.engine.history import load_history, load_value
 from perdure.engine.view import Executions, RunView, view_of
+from perdure.protocol.base import SCHEMA_VERSION
 from perdure.protocol.errors import Unreadable
 from perdure.protocol.events import AttemptEvent, DamagedEvent, StateEvent, Unknown
 from perdure.protocol.runs import RunHot, RunRow
+from perdure.protocol.schema import check_version
 from perdure.protocol.states import RunState
 from perdure.store.commits import Claimed
 
@@ -18,7 +20,7 @@ class Damaged(Exception):
 
 
 async def load_claimed(core: Core, claimed: Claimed, worker_id: str) -> RunView:
-    """Return the view of a run that was just claimed. Raises Damaged.
+    """Return the view of a run that was just claimed. Raises Damaged, Incompatible.
 
     A run that nobody has worked on holds two events that are known without reading them.
     """
@@ -32,7 +34,8 @@ async def load_claimed(core: Core, claimed: Claimed, worker_id: str) -> RunView:
 
 
 async def load_view(core: Core, row: RunRow) -> RunView:
-    """Return the view of a run as of its last event. Raises Damaged."""
+    """Return the view of a run as of its last event. Raises Damaged, Incompatible."""
+    check_version(row.facts.schema_version)
     try:
         return await _load(core, row)
     except Unreadable as error:
@@ -58,7 +61,8 @@ async def _load(core: Core, row: RunRow) -> RunView:
 async def catch_up(core: Core, view: RunView, hot: RunHot) -> None:
     """Apply the events after the view's last one, up to those of a row, checking its checkpoint.
 
-    Not what came after the row was read: seq and checkpoint of a view are of one moment.
+    Not what came after the row was read: seq and checkpoint of a view are of one moment. A digest
+    is compared when this schema version made it: another may have covered other things.
     """
     expected = await _last_checkpoint(core, view, hot)
     run_id = view.facts.run_id
@@ -67,6 +71,8 @@ async def catch_up(core: Core, view: RunView, hot: RunHot) -> None:
             run_id, view.snapshot.last_seq, limit=min(left, PAGE)
         )
         for event in events:
+            if event.schema_version != SCHEMA_VERSION:
+                check_version(event.schema_version)
             try:
                 data = event.data
                 if isinstance(data, Unknown):
@@ -88,7 +94,7 @@ async def _last_checkpoint(core: Core, view: RunView, hot: RunHot) -> dict[int, 
     rows = await core.reader.list_checkpoints(
         view.facts.run_id, before=hot.checkpoint_seq + 1, limit=1
     )
-    return {row.seq: row.digest for row in rows}
+    return {row.seq: row.digest for row in rows if row.schema_version == SCHEMA_VERSION}
 
 
 async def _load_executions(core: Core, view: RunView) -> None:

@@ -26,11 +26,14 @@ from perdure.engine.draft import Draft
 from perdure.engine.expiry import expire_interrupt
 from perdure.engine.load import Damaged, load_view
 from perdure.engine.ports import ToolRunner
+from perdure.engine.rowview import view_from_rows
 from perdure.engine.unheld import unheld_draft
+from perdure.engine.view import RunView
 from perdure.protocol.errors import PerdureError, Unavailable, Unreadable
 from perdure.protocol.events import TimeoutEvent
 from perdure.protocol.failures import Failure, FailureCode, Stage
 from perdure.protocol.runs import RunRow
+from perdure.protocol.schema import Incompatible
 from perdure.protocol.states import TERMINAL
 from perdure.signals.ports import QUEUE_TOPIC
 from perdure.store.commits import Committed, DueTimer, TimerKind
@@ -100,12 +103,13 @@ async def close_unheld(core: Core, run_id: str, due: TimerKind, tools: ToolRunne
     failure = _due_failure(row, due)
     if failure is None:
         return False
-    view = await load_view(core, row)
+    view, whole = await _view(core, row)
     if tools is None and any(not call.repeatable for call in view.running_calls()):
         return False
     known = await look_up_open(view, tools, LOOKUP_TIMEOUT_S) if tools is not None else {}
     effects = await finished_effects(core, view)
     draft = unheld_draft(core, view, row)
+    draft.with_checkpoint = whole
     _note_timeout(draft, failure)
     why = end_transition(row.hot.state, failure)
     close_run(draft, why, failure, known=known, effects=effects)
@@ -116,6 +120,14 @@ async def close_unheld(core: Core, run_id: str, due: TimerKind, tools: ToolRunne
     announce(core, commit)
     count_draft(core, draft)
     return True
+
+
+async def _view(core: Core, row: RunRow) -> tuple[RunView, bool]:
+    """Return the run's view, and whether its log could be folded: what is owed can always be told."""
+    try:
+        return await load_view(core, row), True
+    except Incompatible:
+        return await view_from_rows(core, row), False
 
 
 def _due_failure(row: RunRow, due: TimerKind) -> Failure | None:

@@ -17,6 +17,7 @@ from perdure.engine.load import Damaged, load_view
 from perdure.engine.view import RunView
 from perdure.protocol.errors import Conflict
 from perdure.protocol.runs import RunRow
+from perdure.protocol.schema import Incompatible
 from perdure.protocol.states import ParkedOn
 from perdure.store.commits import Committed, Refused
 
@@ -57,6 +58,8 @@ async def intervene(
         except Damaged as error:
             await put_aside(core, run_id, error)
             raise needs_repair(run_id, error) from error
+        except Incompatible as error:
+            raise Conflict(f"this release cannot carry the run on: {error}") from error
         draft = unheld_draft(core, view, row)
         if not draft_change(row, draft):
             return None

@@ -23,6 +23,7 @@ from perdure.engine.committer import Committer
 from perdure.engine.core import Core
 from perdure.engine.heartbeat import Heartbeat
 from perdure.engine.held import Finished, Surroundings
+from perdure.engine.incompatible import end_incompatible
 from perdure.engine.late import late_result
 from perdure.engine.lease import Lease, LeaseGone, Stop
 from perdure.engine.load import Damaged, load_claimed
@@ -36,6 +37,7 @@ from perdure.protocol.base import RUNTIME_VERSION
 from perdure.protocol.codec import digest
 from perdure.protocol.errors import PerdureError, StoreFull, Unavailable
 from perdure.protocol.ids import WORKER
+from perdure.protocol.schema import Incompatible
 from perdure.signals.ports import CANCEL_TOPIC, QUEUE_TOPIC, Wakeup
 from perdure.store.commits import (
     AgentRegistration,
@@ -267,9 +269,12 @@ class Worker:
         self, claimed: Claimed, attempt: Attempt | None, lease: Lease, error: Exception
     ) -> None:
         """Record how an attempt failed. When even that fails, its lease runs out by itself."""
+        settings = self.core.settings
         try:
             with anyio.CancelScope(shield=True):
-                if isinstance(error, Damaged):
+                if isinstance(error, Incompatible) and settings.on_incompatible == "fail":
+                    await end_incompatible(self.core, lease, error)
+                elif isinstance(error, (Damaged, Incompatible)):
                     await self._put_aside(claimed, attempt, lease, error)
                 elif attempt is not None:
                     log.warning("attempt of %s failed", lease.run_id, exc_info=error)
@@ -282,7 +287,7 @@ class Worker:
             log.warning("run %s: its failure is not recorded: %s", lease.run_id, _first(group))
 
     async def _put_aside(
-        self, claimed: Claimed, attempt: Attempt | None, lease: Lease, error: Damaged
+        self, claimed: Claimed, attempt: Attempt | None, lease: Lease, error: Exception
     ) -> None:
         log.error("run %s is put aside for repair: %s", lease.run_id, error)
         step = claimed.row.hot.step_index

@@ -134,6 +134,12 @@ class WorkerSettings(_Section):
         default=20.0, ge=0, le=3600, description="seconds that held runs get at shutdown"
     )
 
+    on_incompatible: Literal["fail", "repair"] = Field(
+        default="fail",
+        description="what becomes of a run whose log is of a schema version that this release "
+        "cannot carry on: `fail`: it ends CHECKPOINT_INCOMPATIBLE; `repair`: it is put aside",
+    )
+
     @validates(mode="after")
     def _beats_in_time(self) -> Self:
         if self.beat_s > self.lease_ttl_s / 2:

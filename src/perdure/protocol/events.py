@@ -17,6 +17,7 @@ from perdure.protocol.base import SCHEMA_VERSION, Stored, StoredValue, Time
 from perdure.protocol.codec import digest
 from perdure.protocol.failures import Failure
 from perdure.protocol.ids import event_id
+from perdure.protocol.schema import Incompatible, upcast
 from perdure.protocol.states import (
     CancelAction,
     InterruptKind,
@@ -480,7 +481,7 @@ class RecordedEvent:
     @cached_property
     def data(self) -> EventData | Unknown:
         """Return the typed data; `Unknown` for a type of a later release."""
-        return parse_event_data(self.type, self.raw)
+        return parse_event_data(self.type, self.raw, self.schema_version)
 
 
 _MODELS: dict[str, type[Stored]] = {
@@ -489,14 +490,19 @@ _MODELS: dict[str, type[Stored]] = {
 }
 
 
-def parse_event_data(event_type: str, raw: bytes) -> EventData | Unknown:
-    """Return the typed data of stored JSON; raise DamagedEvent when it does not fit its type."""
+def parse_event_data(
+    event_type: str, raw: bytes, version: int = SCHEMA_VERSION
+) -> EventData | Unknown:
+    """Return the typed data of JSON as it was stored by a schema version.
+
+    Raises DamagedEvent when it does not fit its type, also once it is lifted to the present form.
+    """
     model = _MODELS.get(event_type)
     if model is None:
         return Unknown(type=event_type)
     try:
-        return model.model_validate_json(raw)  # pyright: ignore[reportReturnType]  # every value of _MODELS is a member of the union
-    except ValidationError as error:
+        return model.model_validate_json(upcast(event_type, version, raw))  # pyright: ignore[reportReturnType]  # every value of _MODELS is a member of the union
+    except (ValidationError, Incompatible) as error:
         raise DamagedEvent(f"a stored {event_type} event does not fit its type: {error}") from None
 
 

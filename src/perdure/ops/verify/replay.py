@@ -12,11 +12,13 @@ from perdure.engine.fold import RunSnapshot, fold, snapshot_digest
 from perdure.ops.verify.checks import Found, rule
 from perdure.ops.verify.deltas import Speech
 from perdure.ops.verify.record import LogLine, Replay, RunRecord, line_of
+from perdure.protocol.base import SCHEMA_VERSION
 from perdure.protocol.codec import DEPTH_MAX, encode, parse_strict
 from perdure.protocol.errors import PerdureError
 from perdure.protocol.events import DamagedEvent, EventData, RecordedEvent, Unknown
 from perdure.protocol.records import CheckpointRow
 from perdure.protocol.runs import Counters
+from perdure.protocol.schema import is_readable
 from perdure.protocol.states import is_open
 
 STORED_DEPTH_MAX = DEPTH_MAX + 16
@@ -56,6 +58,8 @@ class Replayer:
         problem = problem_of_bytes(event.raw)
         if problem is not None:
             self.replay.not_strict.append((name, problem))
+        if not is_readable(event.schema_version):
+            self.replay.whole = False  # another release's: it is read, not judged
         try:
             data = event.data
         except DamagedEvent as error:
@@ -90,6 +94,8 @@ class Replayer:
 
     def _compare(self, row: CheckpointRow) -> None:
         """Compare a checkpoint; only the first difference is noted, others follow from it."""
+        if row.schema_version != SCHEMA_VERSION:
+            return
         snapshot = self.replay.snapshot
         same_digest = snapshot_digest(snapshot) == row.digest
         same_state = snapshot.agent_state == row.agent_state

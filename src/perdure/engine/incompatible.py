@@ -1,0 +1,47 @@
+"""The end of a run that was written in a form this release cannot carry on (R-20.1)."""
+
+from perdure.engine.closing import CANCELLED, close_run, end_transition
+from perdure.engine.committer import announce
+from perdure.engine.core import Core
+from perdure.engine.counting import count_draft
+from perdure.engine.draft import Draft
+from perdure.engine.lease import Lease, LeaseGone
+from perdure.engine.rowview import view_from_rows
+from perdure.engine.values import short
+from perdure.protocol.failures import Failure, FailureCode, Stage
+from perdure.protocol.schema import Incompatible
+from perdure.store.commits import Behind, CancelRequested, Committed
+
+
+async def end_incompatible(core: Core, lease: Lease, error: Incompatible) -> None:
+    """End a held run CHECKPOINT_INCOMPATIBLE, or as cancelled; raise LeaseGone when it is lost.
+
+    Every open call gets its result and every question its end, from the rows alone; what was
+    begun and is not known to have ended is `unknown`.
+    """
+    while True:
+        row = await core.reader.find_run(None, lease.run_id)
+        if row is None or row.hot.lease_token != lease.token:
+            raise LeaseGone
+        view = await view_from_rows(core, row)
+        failure = CANCELLED
+        if row.hot.cancel_epoch == 0:
+            failure = Failure(
+                code=FailureCode.CHECKPOINT_INCOMPATIBLE,
+                reason=short(str(error)),
+                stage=Stage.RECOVERY,
+            )
+        draft = Draft(view=view, ids=core.ids, token=lease.token, with_checkpoint=False)
+        close_run(draft, end_transition(row.hot.state, failure), failure)
+        draft.with_checkpoint = False
+        commit = draft.build()
+        (result,) = await core.store.commit([commit])
+        match result:
+            case Committed():
+                announce(core, commit)
+                count_draft(core, draft)
+                return
+            case Behind() | CancelRequested():
+                continue
+            case _:
+                raise LeaseGone

@@ -1,0 +1,86 @@
+"""A view made from rows alone, for ending a run whose log this release cannot fold (R-20.1).
+
+It knows what is owed: open calls, open questions, the open step. It knows nothing of what was said,
+so no planner may be asked upon it and no checkpoint written.
+"""
+
+from perdure.engine.core import Core
+from perdure.engine.fold import OpenCall, OpenInterrupt
+from perdure.engine.view import Executions, RunView, view_of
+from perdure.protocol.records import ToolCallRow
+from perdure.protocol.runs import RunRow
+from perdure.protocol.states import InterruptStatus, RunState, is_open
+from perdure.store.ports import InterruptFilter
+
+PAGE = 1000
+
+
+async def view_from_rows(core: Core, row: RunRow) -> RunView:
+    """Return what a run owes, as its rows tell it."""
+    view = view_of(row, None)
+    snapshot, hot = view.snapshot, row.hot
+    snapshot.state = hot.state
+    snapshot.step_index = hot.step_index
+    snapshot.last_seq = hot.last_seq
+    snapshot.attempt = hot.attempt
+    snapshot.cancel_epoch = hot.cancel_epoch
+    snapshot.cancel_action = hot.cancel_action
+    snapshot.model_calls = hot.counters.model_calls
+    snapshot.tool_calls = hot.counters.tool_calls
+    snapshot.input_tokens = hot.counters.input_tokens
+    snapshot.output_tokens = hot.counters.output_tokens
+    snapshot.cost = hot.counters.cost
+    snapshot.retries = hot.counters.retries
+    steps = await core.reader.list_steps(row.facts.run_id, after=hot.step_index - 1, limit=1)
+    snapshot.step_open = hot.state in {RunState.EXECUTING, RunState.WAITING_HUMAN}
+    snapshot.step_first_seq = steps[0].first_seq if steps else None
+    await _add_calls(core, view)
+    await _add_questions(core, view)
+    return view
+
+
+async def _add_calls(core: Core, view: RunView) -> None:
+    after: tuple[int, int] | None = None
+    while page := await core.reader.list_tool_calls(view.facts.run_id, after=after, limit=PAGE):
+        for call in page:
+            if is_open(call.status):
+                view.snapshot.open_calls[call.tool_call_id] = _open_call(call)
+        after = (page[-1].step_index, page[-1].ordinal)
+    for run in await core.reader.open_executions(view.facts.run_id):
+        view.executions[run.tool_call_id] = Executions(
+            count=run.number, running=run.ended_at is None
+        )
+
+
+def _open_call(row: ToolCallRow) -> OpenCall:
+    return OpenCall(
+        tool_call_id=row.tool_call_id,
+        planner_call_id=None,
+        step_index=row.step_index,
+        ordinal=row.ordinal,
+        tool=row.tool,
+        version=row.version,
+        args=None,
+        args_ref=None,
+        args_digest=row.effective_digest,
+        effect_key=row.effect_key,
+        side_effect=row.side_effect,
+        repeatable=row.repeatable,
+        status=row.status,
+    )
+
+
+async def _add_questions(core: Core, view: RunView) -> None:
+    where = InterruptFilter(run_id=view.facts.run_id, status=InterruptStatus.PENDING)
+    after: str | None = None
+    tenant_id = view.facts.tenant_id
+    while page := await core.reader.list_interrupts(tenant_id, where, after=after, limit=PAGE):
+        for row in page:
+            view.snapshot.open_interrupts[row.interrupt_id] = OpenInterrupt(
+                interrupt_id=row.interrupt_id,
+                kind=row.kind,
+                tool_call_id=row.tool_call_id,
+                key=row.key,
+                on_expiry=row.on_expiry,
+            )
+        after = page[-1].interrupt_id

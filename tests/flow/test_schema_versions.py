@@ -1,0 +1,100 @@
+"""Runs that an older or a later release wrote to (R-20.1, R-20.4; SCH-01, faults F51, F53)."""
+
+from dataclasses import replace
+
+import pytest
+
+from perdure.engine.context import PlannerContext
+from perdure.protocol.decisions import Decision, Finish
+from perdure.protocol.errors import Conflict
+from perdure.protocol.events import ResultEvent, ResumeEvent, StateEvent
+from perdure.protocol.failures import FailureCode
+from perdure.protocol.states import Answer, ParkedOn, RunState, ToolCallStatus
+from perdure.testing.embedded import calls, scripted, unasked
+from perdure.testing.tools import ToolZoo
+from tests.flow.rows import Rows
+from tests.flow.test_recovery import SHORT
+from tests.flow.world import data_of, flow
+
+LATER = 99
+
+
+def _decide(context: PlannerContext) -> Decision:
+    if not context.turns:
+        return calls(("echo", {"value": "a"}))
+    if len(context.turns) == 1:
+        return calls(("pay", {"amount": 5}))
+    first, second = (turn.calls[0] for turn in context.turns)
+    return Finish(answer=[first.output, first.args, second.status])
+
+
+async def test_a_run_that_an_older_release_began_is_carried_on(url: str, zoo: ToolZoo) -> None:
+    """R-20.1, SCH-01: its events stay as they were written and are read in the present form."""
+    agent = scripted("payer", _decide, tools=["echo", "pay"])
+    async with flow(url, [agent], zoo) as engine:
+        run_id = await engine.submit("payer")
+        (question,) = await engine.wait_waiting(run_id)
+        await engine.stop()
+        before = [event.raw for event in await engine.events(run_id)]
+        Rows(url).rewrite_as_version_0(run_id)
+        old = await engine.events(run_id)
+        assert {event.schema_version for event in old} == {0}
+        assert [event.raw for event in old] != before
+        await engine.start_worker()
+        await engine.answer(question.interrupt_id, Answer.APPROVE)
+        row = await engine.wait_terminal(run_id)
+        assert row.hot.state is RunState.SUCCEEDED
+        events = await engine.events(run_id)
+        end = data_of(events, StateEvent)[-1]
+        assert end.answer == ["a", {"value": "a"}, "succeeded"]
+        assert [event.raw for event in events[: len(old)]] == [event.raw for event in old]
+
+
+async def test_a_run_that_a_later_release_wrote_to_ends_with_its_own_code(
+    url: str, zoo: ToolZoo
+) -> None:
+    """R-20.1, F53: never carried on on a guess; every call gets a result, the open one `unknown`."""
+    agent = scripted("payer", [calls(("pay_late", {"amount": 5}))], tools=unasked("pay_late"))
+    async with flow(url, [agent], zoo, settings=SHORT) as engine:
+        run_id = await engine.submit("payer")
+        await zoo.wait_started("pay_late")
+        await engine.kill_worker()
+        Rows(url).set_version(run_id, LATER)
+        await engine.start_worker()
+        row = await engine.wait_terminal(run_id)
+        assert row.hot.code is FailureCode.CHECKPOINT_INCOMPATIBLE
+        (result,) = data_of(await engine.events(run_id), ResultEvent)
+        assert result.status is ToolCallStatus.UNKNOWN
+
+
+async def test_such_a_run_is_put_aside_when_the_settings_say_so(url: str, zoo: ToolZoo) -> None:
+    """R-20.1: `on_incompatible = repair`."""
+    settings = replace(SHORT, on_incompatible="repair")
+    agent = scripted("payer", [calls(("hang", {}))], tools=["hang"])
+    async with flow(url, [agent], zoo, settings=settings) as engine:
+        run_id = await engine.submit("payer")
+        await zoo.wait_started("hang")
+        await engine.kill_worker()
+        Rows(url).set_version(run_id, LATER)
+        await engine.start_worker()
+        row = await engine.wait_until(run_id, lambda row: row.hot.parked_on is ParkedOn.REPAIR)
+        assert row.hot.state is RunState.EXECUTING
+
+
+async def test_a_waiting_run_of_a_later_release_can_be_cancelled_and_not_answered(
+    url: str, zoo: ToolZoo
+) -> None:
+    """R-9.6, R-20.1: what is owed is told by the rows; an answer is refused and changes nothing."""
+    agent = scripted("payer", [calls(("pay", {"amount": 5}))], tools=["pay"])
+    async with flow(url, [agent], zoo) as engine:
+        run_id = await engine.submit("payer")
+        (question,) = await engine.wait_waiting(run_id)
+        Rows(url).set_version(run_id, LATER)
+        with pytest.raises(Conflict, match="cannot carry the run on"):
+            await engine.answer(question.interrupt_id, Answer.APPROVE)
+        await engine.cancel(run_id)
+        row = await engine.wait_terminal(run_id)
+        assert row.hot.code is FailureCode.RUN_CANCELLED
+        events = await engine.events(run_id)
+        assert [data.outcome for data in data_of(events, ResumeEvent)] == ["cancelled"]
+        assert [data.status for data in data_of(events, ResultEvent)] == [ToolCallStatus.CANCELLED]
