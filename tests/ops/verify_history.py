@@ -15,6 +15,7 @@ from typing import Any, cast
 import anyio
 from pydantic import JsonValue
 
+from perdure.agents.code import Context, agent
 from perdure.engine.context import PlannerContext
 from perdure.engine.ports import HostedAgent, PlannerFailure
 from perdure.protocol.decisions import (
@@ -143,6 +144,20 @@ def _stubborn(zoo: ToolZoo) -> FunctionTool[..., Any]:
     return cast("FunctionTool[..., Any]", stubborn)
 
 
+@agent("coded", "1", tools=["echo"])
+async def coded(ctx: Context, input: object) -> object:
+    """A step, two branches, a question."""
+    ctx.emit("begun", input)
+    await ctx.step(str, "first")
+
+    async def branch(number: int) -> object:
+        told = await ctx.tool("echo", value=number)
+        return [told, await ctx.tool("echo", value=-number)]
+
+    told = await ctx.gather(branch(1), branch(2))
+    return [told, await ctx.interrupt("go on?", key="on")]
+
+
 def agents() -> list[HostedAgent]:
     """Return the agents of the scenes."""
     ask = Ask(title="Which one?", key="which", expires_in=HOUR)
@@ -173,6 +188,7 @@ def agents() -> list[HostedAgent]:
         scripted("wrong", [call("nothing", x=1), call("echo", wrong=1), DONE], tools=["echo"]),
         scripted("idle", [DONE]),
         scripted("spoken", _spoken, tools=["echo"]),
+        coded,
     ]
 
 
@@ -212,8 +228,8 @@ async def _ended(engine: Embedded, runs: Runs) -> None:
     """Runs that end by themselves."""
     runs["spoken"] = await engine.submit("spoken", stream=True)
     await engine.wait_terminal(runs["spoken"])
-    for agent in ("plain", "artist", "big", "wobbly", "napping", "stumbling", "wrong", "idle"):
-        runs[agent] = await engine.submit(agent, idempotency_key=f"key-{agent}")
+    for name in ("plain", "artist", "big", "wobbly", "napping", "stumbling", "wrong", "idle"):
+        runs[name] = await engine.submit(name, idempotency_key=f"key-{name}")
     runs["keyed"] = await engine.submit("idle", idempotency_key="another key")
     runs["large input"] = await engine.submit("idle", BIG)
     first = await engine.run(runs["plain"])
@@ -246,6 +262,10 @@ async def _answered(engine: Embedded, runs: Runs, clock: ShiftingClock) -> None:
     [question] = await engine.wait_waiting(runs["asked"])
     await engine.answer(question.interrupt_id, Answer.RESPOND, value={"which": 2})
     await engine.wait_terminal(runs["asked"])
+    runs["coded"] = await engine.submit("coded")
+    [question] = await engine.wait_waiting(runs["coded"])
+    await engine.answer(question.interrupt_id, Answer.RESPOND, value=True)
+    await engine.wait_terminal(runs["coded"])
     runs["expired"] = await engine.submit("asking")
     await engine.wait_waiting(runs["expired"])
     runs["timed out"] = await engine.submit("sleeping", timeouts={"run_s": 600})
@@ -285,8 +305,8 @@ async def _cancelled(engine: Embedded, runs: Runs, zoo: ToolZoo) -> None:
 
 async def _lost(engine: Embedded, runs: Runs, zoo: ToolZoo, clock: ShiftingClock) -> None:
     """Runs whose worker dies in the middle of a call; another one takes them over."""
-    for scene, agent in (("retried", "late"), ("lost", "hanging"), ("found", "found")):
-        runs[scene] = await engine.submit(agent)
+    for scene, name in (("retried", "late"), ("lost", "hanging"), ("found", "found")):
+        runs[scene] = await engine.submit(name)
     runs["happened"] = await engine.submit("late")
     await zoo.wait_started("pay_late", 3)
     await zoo.wait_started("hang", 3)

@@ -165,6 +165,18 @@ UPDATE tool_executions SET ended_at = ended_at + 3600000000 WHERE run_id = :run 
 -- mutant: H6 | approved | an execution goes on after the result
 UPDATE tool_executions SET ended_at = NULL, outcome = NULL WHERE run_id = :run;
 
+-- mutant: H8 | coded | a position twice
+UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.position', '2.0.0') AS BLOB) WHERE
+    run_id = :run AND type = :t_action AND json_extract(CAST(data AS TEXT), '$.position') = '2.1.0';
+
+-- mutant: H8 | coded | a branch that went backwards
+UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.position', '2.0.7') AS BLOB) WHERE
+    run_id = :run AND type = :t_action AND json_extract(CAST(data AS TEXT), '$.position') = '2.0.0';
+
+-- mutant: H8 | coded | an operation beside the one before it
+UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.position', '2.0.1') AS BLOB) WHERE
+    run_id = :run AND type = :t_action AND json_extract(CAST(data AS TEXT), '$.position') = '2.1.0';
+
 -- mutant: C4 | plain | a decision before the result of a call
 CREATE TEMP TABLE places AS SELECT (SELECT min(seq) FROM events WHERE run_id = :run AND type =
     :t_result AND step_index = 1) AS a, (SELECT min(seq) FROM events WHERE run_id = :run AND

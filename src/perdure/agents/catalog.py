@@ -29,6 +29,12 @@ class _Attachable(Protocol):
     def attach(self, code: UserCode) -> None: ...
 
 
+@runtime_checkable
+class _BringsTools(Protocol):
+    @property
+    def own_tools(self) -> Sequence[Tool]: ...
+
+
 def loop_agent(
     agent_id: str,
     version: str,
@@ -43,6 +49,8 @@ def loop_agent(
     output_schema: dict[str, JsonValue] | None = None,
     permissions: Sequence[str] = (),
     model_retry: RetryPolicy | None = None,
+    models: int = 1,
+    code_digest: str | None = None,
     deny_tells_planner: bool = False,
 ) -> HostedAgent:
     """Return an agent version: a planner with its tools, by name or with a grant of its own.
@@ -53,7 +61,6 @@ def loop_agent(
     """
     grants = tuple(ToolGrant(name=tool) if isinstance(tool, str) else tool for tool in tools)
     _check_grants(agent_id, grants)
-    models = 1
     if isinstance(planner, ModelPlanner):
         models = len(planner.models)
         planner = _fitted(planner, output_schema, model_retry)
@@ -71,6 +78,7 @@ def loop_agent(
             output_schema=output_schema,
             tools=tuple(grant.name for grant in grants),
             permissions=tuple(permissions),
+            code_digest=code_digest,
         )
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
@@ -154,6 +162,9 @@ class Catalog:
             if tool is not None:
                 self.tools.add(tool)
         self._agents.add(*registry.agents)
+        for agent in registry.agents:
+            if isinstance(agent.planner, _BringsTools):
+                self.tools.add(*agent.planner.own_tools)
         self._by_key = {
             (agent.card.agent_id, agent.card.version): agent for agent in self._agents.agents
         }

@@ -33,8 +33,9 @@ from perdure.engine.lease import Lease, LeaseGone, Stop
 from perdure.engine.limits import before_planning
 from perdure.engine.load import catch_up, load_view
 from perdure.engine.planning import Judge, draft_decision, draft_model_uses
-from perdure.engine.ports import HostedAgent, PlannerFailure
+from perdure.engine.ports import HostedAgent, Planner, PlannerFailure, PlannerSession
 from perdure.engine.replies import Replies
+from perdure.engine.sessions import session_of
 from perdure.engine.steps import fail, rejection, settle
 from perdure.engine.values import describe
 from perdure.engine.view import RunView
@@ -83,11 +84,13 @@ class Attempt:
     input_position: int
     released: bool = False
     effects: Effects = field(init=False)
+    session: PlannerSession | None = field(init=False)
     _decision: tuple[int, Decision] | None = None
     _replies: Replies | None = None
 
     def __post_init__(self) -> None:
         self.effects = Effects(attempt=self)
+        self.session = session_of(self.core, self.agent)
 
     @property
     def agent(self) -> HostedAgent:
@@ -101,6 +104,14 @@ class Attempt:
 
     async def run(self) -> None:
         """Advance until the run ends, waits, or is taken away. Raises LeaseGone."""
+        try:
+            await self._run()
+        finally:
+            if self.session is not None:
+                with anyio.CancelScope(shield=True):  # bounded by the session's grace
+                    await self.session.close()
+
+    async def _run(self) -> None:
         if self.deadline_in_s is not None:
             self.lease.scope.deadline = anyio.current_time() + self.deadline_in_s
         with self.lease.scope:
@@ -133,7 +144,7 @@ class Attempt:
         elif snapshot.state is RunState.PLANNING:
             await self._plan()
         elif snapshot.state is RunState.EXECUTING:
-            await self.effects.act()
+            await self._act()
         elif snapshot.state in TERMINAL:
             raise LeaseGone
         else:
@@ -193,21 +204,35 @@ class Attempt:
             self._decision = self._replies = None
             await self.effects.work(dispatched)
 
+    async def _act(self) -> None:
+        """Run what the step asks for; the steps of code need its function where it stood."""
+        lost = await self.effects.without_step()
+        if lost is not None:
+            await self._fail(lost)
+        else:
+            await self.effects.act()
+
     async def _decide(self) -> Decision:
-        """Ask the planner, or return what it decided before a commit that was not written."""
+        """Ask the planner, or return what it decided before a commit that was not written.
+
+        A session remembers by itself what is not written yet, and may know more by now.
+        """
         step = self.view.snapshot.step_index
-        if self._decision is not None and self._decision[0] == step:
+        if self.session is None and self._decision is not None and self._decision[0] == step:
             return self._decision[1]
         self.check_lease()
         context = self.view.context(self.judge.granted())
+        planner = self.session or self.agent.planner
         if self.view.facts.options.stream:
-            decision = await self._decide_aloud(context)
+            decision = await self._decide_aloud(planner, context)
         else:
-            decision = await self.agent.planner.next_step(context)
+            decision = await planner.next_step(context)
         self._decision = (step, decision)
         return decision
 
-    async def _decide_aloud(self, context: PlannerContext) -> Decision:
+    async def _decide_aloud(
+        self, planner: Planner | PlannerSession, context: PlannerContext
+    ) -> Decision:
         """Ask the planner and pass on what it says meanwhile (R-6.5)."""
         replies = self._replies = Replies(self.core, self.lease, self.view)
         context.open_message = replies.open
@@ -216,7 +241,7 @@ class Attempt:
         async with anyio.create_task_group() as group:
             group.start_soon(replies.keep_durable, self._write_replies)
             try:
-                decision = await self.agent.planner.next_step(context)
+                decision = await planner.next_step(context)
             except PlannerFailure as error:
                 failure = error  # raised outside of the group, which would wrap it
             finally:

@@ -4,9 +4,9 @@ The live attempt and recovery build it by the same fold, so that a recovered pla
 undisturbed one would have seen, byte for byte (R-7.3).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 from pydantic import JsonValue
 
@@ -16,6 +16,9 @@ from perdure.protocol.messages import Message
 from perdure.protocol.runs import Counters, RunFacts
 from perdure.protocol.states import ToolCallStatus
 from perdure.protocol.tools import ToolSpec
+from perdure.protocol.values import Value
+
+OperationKind = Literal["tool", "step", "interrupt", "model", "value", "artifact", "child"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,11 +75,34 @@ class OpenMessage(Protocol):
 
 
 @dataclass(slots=True, kw_only=True)
+class Entry:
+    """An operation of a code agent as it is recorded: what it was, and what it came to.
+
+    `digest` is that of its arguments; `value` is its result, by reference when it is large.
+    `outcome` is the word of a question that was closed (`answered`, `expired`) and of a call that
+    has its result (`succeeded`, `failed`, …).
+    """
+
+    position: str
+    kind: OperationKind
+    name: str
+    digest: str
+    done: bool = False
+    value: Value = field(default_factory=Value)
+    outcome: str | None = None
+    answer: str | None = None
+    error: Failure | None = None
+    finish: str = ""
+    calls: tuple[dict[str, JsonValue], ...] = ()
+
+
+@dataclass(slots=True, kw_only=True)
 class PlannerContext:
     """Everything a decision may depend on.
 
     `model_failures` counts failed model requests of this step; `tools` are those granted to the
-    agent; `messages` are the thread's messages before this run's input.
+    agent; `messages` are the thread's messages before this run's input; `journal` holds the
+    operations of a code agent by position.
 
     `open_message` is there when the run is to be streamed: each call begins a message whose pieces
     followers get at once. No decision depends on it.
@@ -92,4 +118,5 @@ class PlannerContext:
     usage: Counters
     model_failures: int
     tools: Sequence[ToolSpec]
+    journal: Mapping[str, Entry] = field(default_factory=dict[str, Entry])
     open_message: Callable[[], OpenMessage] | None = field(default=None, compare=False, repr=False)

@@ -14,8 +14,9 @@ from perdure.engine.closing import invocation_of
 from perdure.engine.draft import Draft
 from perdure.engine.fold import OpenCall
 from perdure.engine.held import Finished, HeldRun
+from perdure.engine.journal import STEP_TOOLS
 from perdure.engine.planning import request_approval
-from perdure.engine.ports import ToolOutcome
+from perdure.engine.ports import LocalStep, PlannerFailure, ToolOutcome
 from perdure.engine.results import (
     add_result,
     add_retry,
@@ -30,7 +31,7 @@ from perdure.engine.view import RunView
 from perdure.protocol.codec import decode
 from perdure.protocol.errors import Unavailable
 from perdure.protocol.events import TimeoutEvent
-from perdure.protocol.failures import FailureCode
+from perdure.protocol.failures import Failure, FailureCode
 from perdure.protocol.states import ToolCallStatus
 from perdure.protocol.tools import ToolSpec
 from perdure.store.commits import CallUpdate, NewExecution
@@ -55,6 +56,43 @@ class Effects:
     @property
     def _view(self) -> RunView:
         return self.attempt.view
+
+    async def without_step(self) -> Failure | None:
+        """Return why a step of code cannot run, after the function was brought to where it stood.
+
+        Only a recovered attempt has to: else the function waits at the step already.
+        """
+        session, view = self.attempt.session, self._view
+        steps = [call for call in view.snapshot.open_calls.values() if call.tool in STEP_TOOLS]
+        if not steps or session is None:
+            return None
+        try:
+            for call in steps:
+                if session.step_at(call.position or "") is None:
+                    await session.prepare(view.context(self.attempt.judge.granted()))
+        except PlannerFailure as error:
+            if error.failure.retryable:
+                raise
+            return error.failure
+        return None
+
+    def _spec_of(self, call: OpenCall) -> ToolSpec | None:
+        """Return the declaration of a call's tool; a step says itself how it may be tried again."""
+        spec = self.attempt.around.tools.find(call.tool, call.version)
+        if spec is None or call.tool not in STEP_TOOLS:
+            return spec
+        step = self._step_of(call)
+        if step is None:
+            return spec
+        return spec.model_copy(
+            update={"retry": step.retry, "timeout_s": step.timeout_s or spec.timeout_s}
+        )
+
+    def _step_of(self, call: OpenCall) -> LocalStep | None:
+        session = self.attempt.session
+        if session is None or call.position is None or call.tool not in STEP_TOOLS:
+            return None
+        return session.step_at(call.position)
 
     async def act(self) -> None:
         """Take an executing run one commit further."""
@@ -115,7 +153,7 @@ class Effects:
                 break
             if self.retry_at.get(call.tool_call_id, 0) > now:
                 continue
-            spec = tools.find(call.tool, call.version)
+            spec = self._spec_of(call)
             if spec is None:
                 self._no_tool(draft, call)
                 continue
@@ -195,7 +233,7 @@ class Effects:
         await self.attempt.look_for_answers()
 
     def _begin(self, call: OpenCall) -> None:
-        spec = self.attempt.around.tools.find(call.tool, call.version)
+        spec = self._spec_of(call)
         assert spec is not None
         self.in_flight[call.tool_call_id] = spec
 
@@ -213,6 +251,7 @@ class Effects:
                 spec,
                 timeout_s=self._timeout_s(spec),
                 on_late=lambda late: self._came_late(call, number, late),
+                body=self._step_of(call),
             )
             self.attempt.check_lease()
             outcome = await around.tools.invoke(invocation)
@@ -306,7 +345,7 @@ class Effects:
         """Draft a result, another try, or the question what happened."""
         call = draft.view.snapshot.open_calls[item.call.tool_call_id]
         result = item.outcome.result
-        spec = self.attempt.around.tools.find(call.tool, call.version)
+        spec = self._spec_of(call)
         if result.status is ToolCallStatus.PENDING:
             add_result(draft, call, NO_CALLBACKS, by="runtime")
             return

@@ -80,6 +80,7 @@ class OpenCall:
     approved_definition: str | None = None
     failed_executions: int = 0
     outcome_retry_id: str | None = None
+    position: str | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -93,6 +94,7 @@ class OpenInterrupt:
     on_expiry: OnExpiry
     answer_schema: dict[str, JsonValue] | None = None
     approvers: tuple[str, ...] = ()
+    position: str | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -180,6 +182,7 @@ def _fold_action(snapshot: RunSnapshot, data: ActionEvent) -> None:
         side_effect=data.side_effect,
         repeatable=data.repeatable,
         status=data.status,
+        position=data.position,
     )
 
 
@@ -217,6 +220,7 @@ def _fold_question(snapshot: RunSnapshot, data: ApprovalRequestEvent | Interrupt
             key=data.key,
             on_expiry=data.on_expiry,
             answer_schema=data.answer_schema,
+            position=data.position,
         )
         call = snapshot.open_calls.get(data.tool_call_id or "")
         if call is not None:

@@ -10,7 +10,7 @@ from perdure.engine.draft import Draft
 from perdure.engine.fold import OpenCall
 from perdure.engine.lease import Lease
 from perdure.engine.planning import Judge
-from perdure.engine.ports import ToolOutcome, ToolRunner
+from perdure.engine.ports import PlannerSession, ToolOutcome, ToolRunner
 from perdure.engine.view import RunView
 
 
@@ -45,6 +45,7 @@ class HeldRun(Protocol):
     lease: Lease
     view: RunView
     judge: Judge
+    session: PlannerSession | None
     released: bool
 
     def draft(self) -> Draft:

@@ -12,12 +12,19 @@ from pydantic import JsonValue
 
 from perdure.engine.draft import Draft
 from perdure.engine.fold import STATE_EVENT_NAME
+from perdure.engine.journal import STEP_TOOLS
 from perdure.engine.limits import calls_left, calls_used_up, repeated
-from perdure.engine.ports import HostedAgent, Policy, PolicyDecision, ToolRunner
+from perdure.engine.ports import (
+    HostedAgent,
+    Policy,
+    PolicyDecision,
+    ProducedArtifact,
+    ToolRunner,
+)
 from perdure.engine.replies import Replies
-from perdure.engine.results import add_result, runtime_result
+from perdure.engine.results import add_artifact, add_result, runtime_result
 from perdure.engine.schema import check_schema, problem_with_value
-from perdure.engine.steps import fail, finish_step, settle
+from perdure.engine.steps import fail, finish_step, settle, wait_for_person
 from perdure.engine.values import Kept, short
 from perdure.engine.view import RunView
 from perdure.protocol.codec import clean
@@ -28,6 +35,9 @@ from perdure.protocol.decisions import (
     DecisionBase,
     Finish,
     GiveUp,
+    Note,
+    Operate,
+    Product,
     Sleep,
     ToolRequest,
     UpdatePlan,
@@ -93,9 +103,11 @@ def draft_decision(
         case CallTools():
             _draft_calls(draft, decision, judge)
         case Finish():
-            _draft_finish(draft, decision, spoken)
+            _draft_finish(draft, decision, spoken if _is_spoken(decision) else None)
         case Ask():
             _draft_ask(draft, decision)
+        case Operate():
+            _draft_operations(draft, decision, judge)
         case UpdatePlan():
             if decision.plan is None:
                 raise Invalid("a decision to update the plan holds no plan")
@@ -105,8 +117,15 @@ def draft_decision(
             draft.release(AttemptEnd.PARKED, ParkedOn.TIMER)
             draft.ready_in_s = decision.duration.total_seconds()
         case GiveUp():
-            code = FailureCode(decision.code)
-            fail(draft, Failure(code=code, reason=short(decision.reason), stage=Stage.PLANNING))
+            fail(
+                draft,
+                Failure(
+                    code=decision.code,
+                    reason=short(decision.reason),
+                    stage=Stage.PLANNING,
+                    details=decision.details,
+                ),
+            )
         case _:
             assert_never(decision)
 
@@ -134,9 +153,17 @@ def draft_model_uses(
                 session=use.session,
                 duration_ms=use.duration_ms,
                 message_id=message_id,
+                position=use.position,
+                calls=use.calls,
             )
         )
     return message_id
+
+
+def _is_spoken(decision: Finish) -> bool:
+    """Tell whether an answer is what its model said; that of code may be anything else."""
+    last = decision.model_uses[-1] if decision.model_uses else None
+    return last is not None and (last.position is None or last.text == decision.answer)
 
 
 def _draft_common(draft: Draft, decision: DecisionBase) -> None:
@@ -152,9 +179,43 @@ def _draft_common(draft: Draft, decision: DecisionBase) -> None:
             raise Invalid("the agent's own state is larger than an inline value")
         if kept.digest != snapshot.agent_state_digest:
             draft.add(CustomEvent(name=STATE_EVENT_NAME, value=state))
+    for record in decision.records:
+        match record:
+            case Note():
+                draft.add(
+                    CustomEvent(name=record.name, value=record.value, position=record.position)
+                )
+            case Product():
+                add_artifact(
+                    draft,
+                    ProducedArtifact(
+                        name=record.name, media_type=record.media_type, data=record.data
+                    ),
+                    step_index=snapshot.step_index,
+                    position=record.position,
+                )
 
 
-def _draft_calls(draft: Draft, decision: CallTools, judge: Judge) -> None:
+def _draft_operations(draft: Draft, decision: Operate, judge: Judge) -> None:
+    """Draft what the branches of a code agent wait for; a step of records alone is over."""
+    if decision.calls:
+        _draft_calls(draft, decision, judge)
+        if draft.ends_run:
+            return
+    for ask in decision.asks:
+        _add_question(draft, ask)
+    if decision.calls:
+        return
+    if decision.for_person and draft.view.snapshot.open_interrupts:
+        wait_for_person(draft)
+        return
+    finish_step(draft)
+    if decision.wake_in is not None and not draft.ends_run:
+        draft.release(AttemptEnd.PARKED, ParkedOn.TIMER)
+        draft.ready_in_s = decision.wake_in.total_seconds()
+
+
+def _draft_calls(draft: Draft, decision: CallTools | Operate, judge: Judge) -> None:
     """Draft one action for each wish, with its result at once when it may not run."""
     view = draft.view
     left = calls_left(view)
@@ -184,7 +245,9 @@ def _draft_call(
         decision = judge.policy.judge(judge.agent, draft.view.facts, spec, args)
     kept = draft.keep(args)
     action = _add_action(draft, request, ordinal, kept=kept, spec=spec, decision=decision)
-    loop = repeated(draft.view, request.tool, action.tool_call_id)
+    loop = None
+    if request.tool not in STEP_TOOLS:  # a loop around a step is the author's own
+        loop = repeated(draft.view, request.tool, action.tool_call_id)
     if kept.ref is not None:
         draft.view.snapshot.open_calls[action.tool_call_id].args = args
     if loop is not None:
@@ -256,6 +319,7 @@ def _add_action(
         policy_rule=decision.rule if decision is not None else "",
         policy_version=decision.version if decision is not None else "",
         planner_call_id=request.call_id,
+        position=request.position,
     )
     seq = draft.add(action)
     args_digest = draft.view.snapshot.open_calls[tool_call_id].args_digest
@@ -330,6 +394,11 @@ def request_approval(
 
 
 def _draft_ask(draft: Draft, decision: Ask) -> None:
+    _add_question(draft, decision)
+    settle(draft, retry_in_s=None)
+
+
+def _add_question(draft: Draft, decision: Ask) -> None:
     if decision.answer_schema is not None:
         check_schema(decision.answer_schema)
     payload = draft.keep(clean(decision.payload))
@@ -345,6 +414,7 @@ def _draft_ask(draft: Draft, decision: Ask) -> None:
             payload_ref=payload.ref,
             answer_schema=decision.answer_schema,
             on_expiry=decision.on_expiry,
+            position=decision.position,
         )
     )
     draft.new_interrupts.append(
@@ -357,7 +427,6 @@ def _draft_ask(draft: Draft, decision: Ask) -> None:
             on_expiry=decision.on_expiry,
         )
     )
-    settle(draft, retry_in_s=None)
 
 
 def _draft_finish(draft: Draft, decision: Finish, spoken: str | None) -> None:

@@ -8,7 +8,7 @@ which thread it runs (decision 15).
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from pydantic import JsonValue
 
@@ -20,6 +20,7 @@ from perdure.protocol.policies import RetryPolicy
 from perdure.protocol.runs import Caller, RunContext, RunFacts
 from perdure.protocol.states import ArtifactStatus, OnExpiry
 from perdure.protocol.tools import ToolResult, ToolSpec
+from perdure.protocol.values import Value
 
 
 class Clock(Protocol):
@@ -70,6 +71,61 @@ class PlannerFailure(Exception):
         self.model_uses = model_uses
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalStep:
+    """A step of a code agent: the closure in its live function, and how it may be tried again."""
+
+    run: Callable[[], object]
+    is_async: bool
+    retry: RetryPolicy
+    timeout_s: float | None = None
+
+
+class PlannerSession(Protocol):
+    """A planner at work on one run, for one attempt: what it keeps in memory ends with it."""
+
+    async def next_step(self, context: PlannerContext) -> Decision:
+        """Return the next decision, as a planner does."""
+        ...
+
+    async def prepare(self, context: PlannerContext) -> None:
+        """Bring the function to where its journal ends, without deciding.
+
+        Raises PlannerFailure: NON_DETERMINISTIC when it does not get to what is recorded.
+        """
+        ...
+
+    def step_at(self, position: str) -> LocalStep | None:
+        """Return the step that the function waits for at a position; None: it is not there."""
+        ...
+
+    async def close(self) -> None:
+        """Stop what still runs; waits a grace period at most."""
+        ...
+
+
+class SessionSurroundings(Protocol):
+    """What a session may ask the engine for."""
+
+    @property
+    def clock(self) -> Clock:
+        """The engine's clock."""
+        ...
+
+    async def load(self, tenant_id: str, value: Value) -> JsonValue:
+        """Return a recorded value whole; raise LookupError when its content is not stored."""
+        ...
+
+
+@runtime_checkable
+class SessionPlanner(Protocol):
+    """A planner that keeps something for the length of an attempt: it is opened for each."""
+
+    def open(self, around: SessionSurroundings) -> PlannerSession:
+        """Return a session for one attempt."""
+        ...
+
+
 class Planner(Protocol):
     """Decides, never executes (R-4.1). Must not change the context; must be a function of it."""
 
@@ -104,7 +160,8 @@ class ToolInvocation:
     """One execution of a call, as a tool runner gets it.
 
     `on_late` is called (on the engine's loop) with the outcome of an execution that was given up
-    by timeout or cancel and ended afterwards all the same.
+    by timeout or cancel and ended afterwards all the same. `body` runs in the place of the tool's
+    own code: a step of a code agent.
     """
 
     spec: ToolSpec
@@ -119,6 +176,7 @@ class ToolInvocation:
     caller: Caller
     timeout_s: float
     on_late: Callable[[ToolOutcome], None] = field(default=lambda _: None)
+    body: LocalStep | None = None
 
 
 class ToolRunner(Protocol):

@@ -43,7 +43,9 @@ def add_result(draft: Draft, call: OpenCall, outcome: ToolOutcome, *, by: Result
     running = executions.running
     if draft.view.snapshot.cancel_epoch == 0:  # after a cancel nothing new is made (R-9.2)
         for artifact in outcome.artifacts:
-            _add_artifact(draft, call, artifact)
+            add_artifact(
+                draft, artifact, step_index=call.step_index, tool_call_id=call.tool_call_id
+            )
     try:
         kept = draft.keep(result.output)
     except TooLarge as error:
@@ -146,7 +148,15 @@ def ask_outcome(draft: Draft, call: OpenCall, reason: str) -> None:
     )
 
 
-def _add_artifact(draft: Draft, call: OpenCall, artifact: ProducedArtifact) -> None:
+def add_artifact(
+    draft: Draft,
+    artifact: ProducedArtifact,
+    *,
+    step_index: int,
+    tool_call_id: str | None = None,
+    position: str | None = None,
+) -> None:
+    """Draft an artifact of a call, or of a code agent's own."""
     digest = digest_bytes(artifact.data)
     version = draft.view.snapshot.artifacts.get(artifact.name, 0) + 1
     artifact_id = draft.ids.new(ARTIFACT)
@@ -160,7 +170,8 @@ def _add_artifact(draft: Draft, call: OpenCall, artifact: ProducedArtifact) -> N
             digest=digest,
             size=len(artifact.data),
             status=artifact.status,
-            tool_call_id=call.tool_call_id,
+            tool_call_id=tool_call_id,
+            position=position,
         )
     )
     draft.artifacts.append(
@@ -172,8 +183,8 @@ def _add_artifact(draft: Draft, call: OpenCall, artifact: ProducedArtifact) -> N
             digest=digest,
             size=len(artifact.data),
             status=artifact.status,
-            step_index=call.step_index,
-            tool_call_id=call.tool_call_id,
+            step_index=step_index,
+            tool_call_id=tool_call_id,
             seq=seq,
         )
     )

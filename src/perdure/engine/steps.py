@@ -13,21 +13,27 @@ from perdure.protocol.states import AttemptEnd, ParkedOn, StepStatus, Transition
 def settle(draft: Draft, *, retry_in_s: float | None) -> None:
     """Draft what follows once no call runs or can run at once.
 
-    A rejected action: the run fails. Open interrupts: the run waits for a person, held by nobody. Calls to be tried again later:
-    it waits out their back-off. Else the step is done and planning goes on.
+    A rejected action: the run fails. Open interrupts: the run waits for a person, held by nobody.
+    Calls to be tried again later: it waits out their back-off. Else the step is done and planning
+    goes on. The questions of a code agent's branches hold nobody up but their branch.
     """
     snapshot = draft.view.snapshot
     if snapshot.rejected is not None:
         fail(draft, rejection(snapshot))
-    elif snapshot.open_interrupts:
-        draft.note_step(StepStatus.WAITING)
-        draft.move(Transition.NEED_APPROVAL)
-        draft.release(AttemptEnd.PARKED)
+    elif any(question.position is None for question in snapshot.open_interrupts.values()):
+        wait_for_person(draft)
     elif snapshot.open_calls:
         draft.release(AttemptEnd.PARKED, ParkedOn.RETRY)
         draft.ready_in_s = retry_in_s or 0
     else:
         finish_step(draft)
+
+
+def wait_for_person(draft: Draft) -> None:
+    """Draft that the run waits for the answers to its open interrupts, held by nobody."""
+    draft.note_step(StepStatus.WAITING)
+    draft.move(Transition.NEED_APPROVAL)
+    draft.release(AttemptEnd.PARKED)
 
 
 def finish_step(draft: Draft) -> None:

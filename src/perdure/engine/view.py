@@ -11,10 +11,13 @@ from pydantic import JsonValue
 
 from perdure.engine.context import AskRecord, CallRecord, PlannerContext, Turn
 from perdure.engine.fold import CORRECTABLE, OpenCall, RunSnapshot, fold
+from perdure.engine.journal import Journal
 from perdure.engine.values import shown
 from perdure.protocol.events import (
     ActionEvent,
     ApprovalRequestEvent,
+    ArtifactEvent,
+    CustomEvent,
     ErrorEvent,
     EventData,
     InterruptEvent,
@@ -53,6 +56,7 @@ class RunView:
     executions: dict[str, Executions] = field(default_factory=dict[str, Executions])
     _records: dict[str, CallRecord] = field(default_factory=dict[str, CallRecord])
     _asks: dict[str, AskRecord] = field(default_factory=dict[str, AskRecord])
+    _journal: Journal = field(default_factory=Journal)
     _counted: tuple[tuple[int, ...], Counters] | None = None
 
     def apply(self, seq: int, data: EventData | Unknown) -> None:
@@ -63,14 +67,21 @@ class RunView:
             case ModelEvent():
                 turn = self._turn(step)
                 turn.text = data.text if data.text_ref is None else data.text_ref.preview
+                self._journal.note(data)
             case ActionEvent():
                 self._apply_action(step, data)
+                self._journal.note(data)
             case ResultEvent():
                 self._apply_result(data)
+                self._journal.close(data)
             case InterruptEvent() if data.tool_call_id is None:
                 self._apply_ask(step, data)
+                self._journal.note(data)
             case ResumeEvent():
                 self._apply_answer(data)
+                self._journal.close(data)
+            case CustomEvent() | ArtifactEvent():
+                self._journal.note(data)
             case ErrorEvent():
                 self._turn(step).notes.append(data.failure)
             case ApprovalRequestEvent() | _:
@@ -151,6 +162,7 @@ class RunView:
             usage=self.counters(),
             model_failures=snapshot.model_failures,
             tools=tools,
+            journal=self._journal.entries,
         )
 
     def executions_of(self, tool_call_id: str) -> Executions:

@@ -27,6 +27,9 @@ class AgentCard(Model):
     tools: tuple[str, ...] = ()
     permissions: tuple[str, ...] = ()
     bindings: tuple[str, ...] = ("native",)
+    code_digest: str | None = Field(
+        default=None, description="SHA-256 of a code agent's source, to tell when it was changed"
+    )
 
 
 class AgentView(Model):

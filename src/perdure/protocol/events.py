@@ -67,6 +67,7 @@ class ActionEvent(Stored):
     policy_rule: str = ""
     policy_version: str = ""
     planner_call_id: str | None = None
+    position: str | None = None
 
     @property
     def args_digest(self) -> str:
@@ -127,6 +128,7 @@ class InterruptEvent(Stored):
     tool_call_id: str | None = None
     expires_at: Time | None = None
     on_expiry: OnExpiry = OnExpiry.FAIL
+    position: str | None = None
 
 
 class ResumeEvent(Stored):
@@ -183,8 +185,9 @@ class Usage(Stored):
 
 
 class ModelEvent(Stored):
-    """One model request of the planner and its reply. `calls` name the actions that follow.
+    """One model request of the planner and its reply.
 
+    `calls` are those of a reply that code asked for: what follows from them is the code's choice.
     `message_id` names the streamed message that this text is; without it nothing was streamed,
     or what was is superseded.
     """
@@ -199,6 +202,8 @@ class ModelEvent(Stored):
     session: str | None = None
     duration_ms: int = 0
     message_id: str | None = None
+    position: str | None = None
+    calls: tuple[dict[str, StoredValue], ...] | None = None
 
 
 class MessageEvent(Stored):
@@ -297,6 +302,7 @@ class ArtifactEvent(Stored):
     size: int
     status: str = "draft"
     tool_call_id: str | None = None
+    position: str | None = None
 
 
 class HandoffEvent(Stored):
@@ -338,6 +344,7 @@ class CustomEvent(Stored):
     type: Literal["custom"] = "custom"
     name: str
     value: StoredValue = None
+    position: str | None = None
 
 
 class LateEvent(Stored):

@@ -130,7 +130,11 @@ class LocalToolRunner:
             spec, invocation.timeout_s
         ):
             return _unavailable(f"its limit is {spec.rate_limit_per_minute} calls a minute")
-        outcome = await self._run(tool, tool.call, invocation, is_lookup=False)
+        operation = tool.call
+        if invocation.body is not None:
+            body = invocation.body
+            operation = Operation(run=lambda _context, _args: body.run(), is_async=body.is_async)
+        outcome = await self._run(tool, operation, invocation, is_lookup=False)
         # only a lookup has none; should one be missing all the same, nothing is known of the effect
         return outcome or _outcome(unknown("the execution ended without a word"))
 

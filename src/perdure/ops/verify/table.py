@@ -7,6 +7,7 @@ from perdure.ops.verify import (
     deltas,
     hot,
     humans,
+    journal,
     life,
     live,
     ownership,
@@ -32,6 +33,7 @@ RUN_RULES: tuple[Rule[RunRecord], ...] = (
     *tenancy.RULES,
     *hot.RULES,
     *deltas.RULES,
+    *journal.RULES,
     *replay.RULES,
 )
 THREAD_RULES: tuple[Rule[ThreadRecord], ...] = threads.RULES

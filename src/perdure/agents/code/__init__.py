@@ -1,0 +1,15 @@
+"""Agents written as an async function whose operations are recorded and never done twice."""
+
+from perdure.agents.code.agent import agent
+from perdure.agents.code.api import Context, ModelAnswer
+from perdure.agents.code.errors import AgentFailed, InterruptExpired, StepFailed, ToolFailed
+
+__all__ = [
+    "AgentFailed",
+    "Context",
+    "InterruptExpired",
+    "ModelAnswer",
+    "StepFailed",
+    "ToolFailed",
+    "agent",
+]

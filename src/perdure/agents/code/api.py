@@ -1,0 +1,350 @@
+"""The operations of a code agent: what its function is given as `ctx`.
+
+Every operation has a position, and is recorded there once. When the function runs again, after a
+wait, a crash or a release, an operation that has its result returns it without being done again.
+Arguments and results are JSON; what is returned is a copy. Nothing else that the function awaits
+is durable.
+"""
+
+import functools
+import hashlib
+import inspect
+import random as random_module
+import uuid as uuid_module
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Literal, TypeVar, cast
+
+from pydantic import JsonValue
+
+from perdure.agents.code.errors import InterruptExpired, StepFailed, ToolFailed
+from perdure.agents.code.live import LiveFunction, ModelWish, after, whole
+from perdure.engine.context import PlannerContext
+from perdure.engine.journal import NOW, SLEEP, question_digest
+from perdure.engine.ports import LocalStep
+from perdure.engine.schema import check_schema
+from perdure.engine.values import keep
+from perdure.protocol.codec import clean, digest, digest_bytes, encode
+from perdure.protocol.decisions import Ask, Note, Product, ToolRequest
+from perdure.protocol.messages import Message
+from perdure.protocol.policies import RetryPolicy
+from perdure.protocol.runs import RunFacts
+from perdure.protocol.states import Answer, InterruptKind, OnExpiry, ToolCallStatus
+from perdure.protocol.values import BLOB_BYTES_MAX, INLINE_BYTES_MAX, NAME_CHARACTERS_MAX
+from perdure.tools.api import ToolError
+from perdure.tools.jobs import copied
+
+R = TypeVar("R")
+
+STEP, STEP_ONCE = "perdure.step", "perdure.step_once"
+NO_RETRY = RetryPolicy(attempts_max=1)
+SLEEP_S_MAX = 366 * 86_400
+
+Kind = Literal["input", "auth", "approval"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelAnswer:
+    """What a model replied. `calls` are its wishes to call tools: `tool`, `args`, `call_id`."""
+
+    text: str
+    calls: tuple[dict[str, JsonValue], ...]
+    finish: str
+
+
+class Context:
+    """The operations of one run. `facts` say who ordered it, `messages` what was said before."""
+
+    def __init__(self, live: LiveFunction, seen: PlannerContext) -> None:
+        self._live = live
+        self.facts: RunFacts = seen.facts
+        self.messages: tuple[Message, ...] = tuple(seen.messages)
+
+    @property
+    def run_id(self) -> str:
+        """Return the run's id."""
+        return self._live.run_id
+
+    async def step(
+        self,
+        function: Callable[..., Awaitable[R] | R],
+        *args: object,
+        name: str | None = None,
+        once: bool = False,
+        retry: RetryPolicy | None = None,
+        timeout_s: float | None = None,
+    ) -> R:
+        """Run a function of your own beside the engine, and record what it returns.
+
+        It gets its arguments as JSON. It runs at least once: again when its worker died before the
+        result was recorded; with `once`, a person is asked instead. Raises StepFailed when it
+        raised, after as many tries as `retry` allows.
+        """
+        named = _name(name or getattr(function, "__name__", type(function).__name__))
+        wish = ToolRequest(
+            tool=STEP_ONCE if once else STEP,
+            args={"args": [clean(arg) for arg in args]},
+            call_id=named,
+        )
+        step = _local(function, cast("dict[str, Any]", wish.args)["args"], retry, timeout_s)
+        return cast("R", await self._call(wish, named, step))
+
+    async def tool(self, name: str, /, **args: object) -> Any:
+        """Call a tool that the agent is granted; return its output, or raise ToolFailed."""
+        return await self._call(ToolRequest(tool=name, args=clean(args)), name, None)
+
+    async def _call(self, wish: ToolRequest, name: str, step: LocalStep | None) -> JsonValue:
+        branch = self._live.branch()
+        position = branch.take()
+        kind = "tool" if step is None else "step"
+        recorded = self._live.known(position, kind, name, keep(wish.args).digest)
+        if recorded is None or not recorded.entry.done:
+            wish = wish.model_copy(update={"position": position})
+            recorded = await self._live.wait(branch, position, kind, name, wish, step)
+        entry = recorded.entry
+        if entry.outcome == ToolCallStatus.SUCCEEDED:
+            return whole(recorded)
+        failed = ToolFailed if step is None else StepFailed
+        raise failed(name, entry.outcome or "", entry.error, whole(recorded))
+
+    async def interrupt(
+        self,
+        payload: object = None,
+        *,
+        key: str | None = None,
+        title: str = "",
+        schema: dict[str, JsonValue] | None = None,
+        kind: Kind = "input",
+        expires_in: timedelta | None = None,
+        on_expiry: Literal["fail", "deny"] = "fail",
+    ) -> Any:
+        """Ask a person and return the answer; meanwhile no process is held.
+
+        An approval without a value returns True. A rejection ends the run. Raises InterruptExpired
+        when nobody answers in time and `on_expiry` is "deny".
+        """
+        if schema is not None:
+            check_schema(schema)
+        ask = Ask(
+            ask=cast("Any", InterruptKind(kind)),
+            title=title,
+            payload=clean(payload),
+            key=key,
+            answer_schema=schema,
+            expires_in=expires_in,
+            on_expiry=OnExpiry(on_expiry),
+        )
+        asked = question_digest(ask.ask, title, keep(ask.payload).digest, schema)
+        branch = self._live.branch()
+        position = branch.take()
+        recorded = self._live.known(position, "interrupt", key or "", asked)
+        if recorded is None:
+            if key and key in self._live.keys:
+                raise ValueError(f"the key {key!r} was used by another question of this run")
+            self._live.keys.add(key or "")
+        if recorded is None or not recorded.entry.done:
+            ask = ask.model_copy(update={"position": position})
+            recorded = await self._live.wait(branch, position, "interrupt", key or "", ask)
+        entry = recorded.entry
+        if entry.outcome == "expired":
+            raise InterruptExpired(title or key or position)
+        if entry.answer == Answer.APPROVE and recorded.value is None:
+            return True
+        return whole(recorded)
+
+    async def model(
+        self,
+        messages: str | Sequence[dict[str, Any]],
+        *,
+        system: str = "",
+        tools: Sequence[str] = (),
+        temperature: float | None = None,
+        max_output_tokens: int | None = None,
+        timeout_s: float | None = None,
+    ) -> ModelAnswer:
+        """Ask the agent's model once, with a text or messages (`role` and `text`).
+
+        `tools` are names of granted tools whose declarations the model sees; to carry out the
+        calls it wishes is the function's choice. A reply that is recorded is not paid for again.
+        """
+        spoken = [{"role": "user", "text": messages}] if isinstance(messages, str) else messages
+        if system:
+            spoken = [{"role": "system", "text": system}, *spoken]
+        wish = ModelWish(
+            messages=tuple(cast("dict[str, JsonValue]", clean(message)) for message in spoken),
+            tools=tuple(tools),
+            temperature=temperature,
+            max_output_tokens=max_output_tokens,
+            timeout_s=timeout_s,
+        )
+        asked = request_digest(wish)
+        branch = self._live.branch()
+        position = branch.take()
+        recorded = self._live.known(position, "model", "", asked)
+        if recorded is None:
+            recorded = await self._live.wait(branch, position, "model", "", wish)
+        calls = tuple(cast("dict[str, JsonValue]", copied(call)) for call in recorded.entry.calls)
+        return ModelAnswer(
+            text=str(recorded.value or ""), calls=calls, finish=recorded.entry.finish
+        )
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait at least so long, without holding a worker when all branches wait."""
+        if not 0 <= seconds <= SLEEP_S_MAX:
+            raise ValueError(f"a sleep takes 0 to {SLEEP_S_MAX} seconds")
+        live, branch = self._live, self._live.branch()
+        position = branch.take()
+        recorded = live.known(position, "value", SLEEP, "")
+        if recorded is None:
+            until = after(live.now, seconds)
+            live.record(Note(position=position, name=SLEEP, value={"until": until.isoformat()}))
+        else:
+            told = cast("dict[str, str]", recorded.value)
+            until = datetime.fromisoformat(told["until"])
+            if until <= live.now:
+                return
+        await live.wait(branch, position, "value", SLEEP, until)
+
+    async def gather(self, *branches: Awaitable[Any], return_exceptions: bool = False) -> list[Any]:
+        """Run branches side by side; return their results in order once all have ended.
+
+        When some raised, the error of the first of them in order is raised then; with
+        `return_exceptions` errors stand among the results.
+        """
+        try:
+            results = await self._live.gather(branches)
+        finally:
+            for branch in branches:
+                if (
+                    inspect.iscoroutine(branch)
+                    and inspect.getcoroutinestate(branch) == "CORO_CREATED"
+                ):
+                    branch.close()
+        for result in results:
+            if isinstance(result, BaseException) and not (
+                return_exceptions and isinstance(result, Exception)
+            ):
+                raise result
+        return results
+
+    def emit(self, name: str, value: object = None) -> None:
+        """Report a value: a `custom` event, written once, with the next decision."""
+        if name.startswith("perdure."):
+            raise ValueError("names that begin with `perdure.` are the runtime's")
+        cleaned = _inline(clean(value))
+        live = self._live
+        position = live.branch().take()
+        if live.known(position, "value", _name(name), digest(cleaned)) is None:
+            live.record(Note(position=position, name=name, value=cleaned))
+
+    def artifact(self, name: str, data: bytes | str, media_type: str) -> None:
+        """Add a formal product of the run, committed once, with the next decision."""
+        content = data.encode() if isinstance(data, str) else bytes(data)
+        if len(content) > BLOB_BYTES_MAX:
+            raise ValueError(f"an artifact has at most {BLOB_BYTES_MAX} bytes")
+        live = self._live
+        position = live.branch().take()
+        told = digest([media_type, digest_bytes(content)])
+        if live.known(position, "artifact", _name(name), told) is None:
+            live.record(Product(position=position, name=name, media_type=media_type, data=content))
+
+    def now(self) -> datetime:
+        """Return the time at which this was first asked for, aware, in UTC."""
+        live = self._live
+        position = live.branch().take()
+        recorded = live.known(position, "value", NOW, "")
+        if recorded is not None:
+            return datetime.fromisoformat(str(recorded.value))
+        live.record(Note(position=position, name=NOW, value=live.now.isoformat()))
+        return live.now
+
+    def random(self) -> float:
+        """Return a number in [0, 1) that is the same whenever the function runs again."""
+        return random_module.Random(self._seed("random")).random()  # noqa: S311  # repeatable, no secret
+
+    def uuid(self) -> uuid_module.UUID:
+        """Return a UUID that is the same whenever the function runs again."""
+        return uuid_module.UUID(bytes=self._seed("uuid")[:16], version=4)
+
+    def patched(self, change: str) -> bool:
+        """Tell whether this run takes the code with a change, or was past this place before it."""
+        return self._live.patched(_name(change))
+
+    def _seed(self, kind: str) -> bytes:
+        position = self._live.derived(kind)
+        return hashlib.sha256(f"{self.run_id}\x1f{position}\x1f{kind}".encode()).digest()
+
+
+def request_digest(wish: ModelWish) -> str:
+    """Return the digest by which a model request is known again."""
+    return digest(
+        [
+            list(wish.messages),
+            list(wish.tools),
+            wish.temperature,
+            wish.max_output_tokens,
+        ]
+    )
+
+
+def _local(
+    function: Callable[..., object],
+    args: list[JsonValue],
+    retry: RetryPolicy | None,
+    timeout_s: float | None,
+) -> LocalStep:
+    inner = function
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    is_async = inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(
+        getattr(inner, "__call__", None)  # noqa: B004  # an object with an async __call__
+    )
+    own = [copied(arg) for arg in args]
+
+    def run() -> object:
+        with _told(retry is not None):
+            return function(*[copied(arg) for arg in own])
+
+    async def run_async() -> object:
+        with _told(retry is not None):
+            return await cast("Awaitable[object]", function(*[copied(arg) for arg in own]))
+
+    return LocalStep(
+        run=run_async if is_async else run,
+        is_async=is_async,
+        retry=retry or NO_RETRY,
+        timeout_s=timeout_s,
+    )
+
+
+class _told:  # reads as a statement: with _told(...)
+    """Says of an error of a step's function that it may be tried again, when the author says so."""
+
+    def __init__(self, retryable: bool) -> None:
+        self._retryable = retryable
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if self._retryable and isinstance(error, Exception) and not isinstance(error, ToolError):
+            text = ""
+            with suppress(Exception):
+                text = str(error)
+            name = type(error).__name__
+            reason = f"{name}: {text}" if text else name
+            raise ToolError(reason, {"type": name}, retryable=True) from error
+
+
+def _name(name: str) -> str:
+    if not 0 < len(name) <= NAME_CHARACTERS_MAX:
+        raise ValueError(f"a name has 1 to {NAME_CHARACTERS_MAX} characters")
+    return str(clean(name))
+
+
+def _inline(value: JsonValue) -> JsonValue:
+    if len(encode(value)) > INLINE_BYTES_MAX:
+        raise ValueError(f"a reported value has at most {INLINE_BYTES_MAX} bytes: make an artifact")
+    return value

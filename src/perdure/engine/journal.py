@@ -1,0 +1,127 @@
+"""The journal of a code agent: its recorded operations by position, folded from the log (R-4.6).
+
+An operation stands where its event is: a tool call and a step in their `action`, a question in its
+`interrupt`, a model request in its `model`, a value in its `custom` event. Events without a
+position belong to no journal, so runs of other agents fold nothing here.
+"""
+
+from dataclasses import dataclass, field
+
+from pydantic import JsonValue
+
+from perdure.engine.context import Entry
+from perdure.protocol.codec import digest
+from perdure.protocol.events import (
+    ActionEvent,
+    ArtifactEvent,
+    CustomEvent,
+    InterruptEvent,
+    ModelEvent,
+    ResultEvent,
+    ResumeEvent,
+)
+from perdure.protocol.values import Value
+
+STEP_TOOLS = frozenset({"perdure.step", "perdure.step_once"})
+"""The built-in tools whose code is a closure in a code agent's function."""
+
+SLEEP = "perdure.sleep"
+NOW = "perdure.now"
+PATCHED = "perdure.patched"
+CODE = "perdure.code"
+"""Names of the custom events that the runtime writes for operations of code agents."""
+
+Opening = ActionEvent | InterruptEvent | ModelEvent | CustomEvent | ArtifactEvent
+
+
+@dataclass(slots=True)
+class Journal:
+    """The operations of one run by position, growing with its log."""
+
+    entries: dict[str, Entry] = field(default_factory=dict[str, Entry])
+    _open: dict[str, Entry] = field(default_factory=dict[str, Entry])
+
+    def note(self, data: Opening) -> None:
+        """Take an event that records an operation."""
+        if data.position is None:
+            return
+        entry = _entry_of(data, data.position)
+        self.entries[entry.position] = entry
+        match data:
+            case ActionEvent():
+                self._open[data.tool_call_id] = entry
+            case InterruptEvent():
+                self._open[data.interrupt_id] = entry
+            case _:
+                entry.done = True
+
+    def close(self, data: ResultEvent | ResumeEvent) -> None:
+        """Take the event that ends an operation."""
+        match data:
+            case ResultEvent():
+                entry = self._open.pop(data.tool_call_id, None)
+                if entry is not None:
+                    entry.value = Value(inline=data.output, ref=data.output_ref)
+                    entry.outcome = data.status
+                    entry.error = data.error
+            case ResumeEvent():
+                entry = self._open.pop(data.interrupt_id, None)
+                if entry is not None:
+                    entry.value = Value(inline=data.value)
+                    entry.outcome = data.outcome
+                    entry.answer = data.answer
+        if entry is not None:
+            entry.done = True
+
+
+def _entry_of(data: Opening, position: str) -> Entry:
+    match data:
+        case ActionEvent():
+            step = data.tool in STEP_TOOLS
+            return Entry(
+                position=position,
+                kind="step" if step else "tool",
+                name=(data.planner_call_id or "") if step else data.tool,
+                digest=data.args_digest,
+            )
+        case InterruptEvent():
+            payload = data.payload_ref.digest if data.payload_ref else digest(data.payload)
+            return Entry(
+                position=position,
+                kind="interrupt",
+                name=data.key or "",
+                digest=question_digest(data.kind, data.title, payload, data.answer_schema),
+            )
+        case ModelEvent():
+            return Entry(
+                position=position,
+                kind="model",
+                name="",
+                digest=data.request_digest or "",
+                value=Value(inline=data.text, ref=data.text_ref),
+                finish=data.finish,
+                calls=data.calls or (),
+            )
+        case CustomEvent():
+            own = data.name in {SLEEP, NOW, PATCHED, CODE}
+            return Entry(
+                position=position,
+                kind="value",
+                name=data.name,
+                digest="" if own else digest(data.value),
+                value=Value(inline=data.value),
+            )
+        case ArtifactEvent():
+            return Entry(
+                position=position,
+                kind="artifact",
+                name=data.name,
+                digest=digest([data.media_type, data.digest]),
+            )
+
+
+def question_digest(
+    kind: str, title: str, payload_digest: str, answer_schema: dict[str, JsonValue] | None
+) -> str:
+    """Return the digest of what is asked, by which a question is known again."""
+    return digest([kind, title, payload_digest, answer_schema])

@@ -1,0 +1,299 @@
+"""Code that changed under a run, and functions that do what no function should (R-4.6, R-5.8)."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from perdure.agents.code import AgentFailed, Context, agent
+from perdure.engine.ports import HostedAgent
+from perdure.protocol.events import ActionEvent, CustomEvent
+from perdure.protocol.failures import FailureCode
+from perdure.protocol.policies import RetryPolicy
+from perdure.protocol.states import Answer, RunState
+from perdure.testing.tools import ToolZoo
+from tests.flow.test_code_agents import answer_of, failure_of
+from tests.flow.world import data_of, flow
+
+Body = Callable[[Context, object], Awaitable[object]]
+
+
+def versioned(body: Body, *, version: str = "1") -> HostedAgent:
+    """Return one code of the agent `changing`."""
+    return agent("changing", version, tools=["echo"])(body)
+
+
+async def first_code(ctx: Context, input: object) -> object:
+    """Two calls beside each other, a step, a question, a last step."""
+    told = await ctx.gather(ctx.tool("echo", value=1), ctx.tool("echo", value=2))
+    told.append(await ctx.step(sum, [1, 2], name="add"))
+    told.append(await ctx.interrupt("go on?"))
+    return [*told, await ctx.step(str, "end")]
+
+
+async def other_arguments(ctx: Context, input: object) -> object:
+    """A call has other arguments."""
+    await ctx.gather(ctx.tool("echo", value=1), ctx.tool("echo", value=3))
+    await ctx.step(sum, [1, 2], name="add")
+    return await ctx.interrupt("go on?")
+
+
+async def less(ctx: Context, input: object) -> object:
+    """The first call is gone."""
+    await ctx.step(sum, [1, 2], name="add")
+    return await ctx.interrupt("go on?")
+
+
+async def more(ctx: Context, input: object) -> object:
+    """A branch more, which would run again in the past."""
+    await ctx.gather(*[ctx.tool("echo", value=value) for value in (1, 2, 3)])
+    await ctx.step(sum, [1, 2], name="add")
+    return await ctx.interrupt("go on?")
+
+
+async def fewer_branches(ctx: Context, input: object) -> object:
+    """A branch less."""
+    await ctx.gather(ctx.tool("echo", value=1))
+    await ctx.step(sum, [1, 2], name="add")
+    return await ctx.interrupt("go on?")
+
+
+async def ends_early(ctx: Context, input: object) -> object:
+    """It ends before what it asked for once."""
+    return await ctx.gather(ctx.tool("echo", value=1), ctx.tool("echo", value=2))
+
+
+async def inserted_value(ctx: Context, input: object) -> object:
+    """A random number before all else, in a function that swallows every error."""
+    try:
+        ctx.random()
+        return await first_code(ctx, input)
+    except Exception:  # noqa: BLE001  # what this function is for
+        return "swallowed"
+
+
+CHANGES = {
+    other_arguments: ("0.1.0", "tool echo", "tool echo"),
+    less: ("0", "gather", "step add"),
+    more: ("0.2.0", "nothing", "tool echo"),
+    fewer_branches: ("0.1.0", "tool echo", "gather of 1"),
+    ends_early: ("1", "step add", "the end of the branch"),
+    inserted_value: ("0", "gather", "random"),
+}
+
+
+async def test_changed_code_is_named_and_nothing_lands_elsewhere(url: str, zoo: ToolZoo) -> None:
+    """R-4.6, SCH-04: NON_DETERMINISTIC with position, expected, got; nothing is done again."""
+    async with flow(url, [versioned(first_code)], zoo) as engine:
+        runs = {change: await engine.submit("changing") for change in CHANGES}
+        same = await engine.submit("changing")
+        for run_id in (*runs.values(), same):
+            await engine.wait_waiting(run_id)
+    for change, (position, expected, got) in CHANGES.items():
+        run_id = runs[change]
+        async with flow(url, [versioned(change)], zoo) as engine:
+            before = len(data_of(await engine.events(run_id), ActionEvent))
+            (question,) = await engine.pending(run_id)
+            await engine.answer(question.interrupt_id, Answer.RESPOND, value=True)
+            failure = await failure_of(engine, run_id)
+            assert failure.code is FailureCode.NON_DETERMINISTIC
+            assert failure.details["position"] == position, failure
+            assert str(failure.details["expected"]).startswith(expected), failure
+            assert str(failure.details["got"]).startswith(got), failure
+            assert failure.details["code_recorded"] != failure.details["code_running"]
+            assert len(data_of(await engine.events(run_id), ActionEvent)) == before
+    async with flow(url, [versioned(first_code)], zoo) as engine:
+        (question,) = await engine.pending(same)
+        await engine.answer(question.interrupt_id, Answer.RESPOND, value=True)
+        assert await answer_of(engine, same) == [1, 2, 3, True, "end"]
+
+
+async def test_a_marker_lets_running_code_be_changed(url: str, zoo: ToolZoo) -> None:
+    """R-20.2: runs that were past the place keep the old way, later ones take the new."""
+
+    async def old(ctx: Context, input: object) -> object:
+        await ctx.interrupt("first?")
+        told = await ctx.tool("echo", value="old")
+        return [told, await ctx.interrupt("second?")]
+
+    async def new(ctx: Context, input: object) -> object:
+        await ctx.interrupt("first?")
+        if ctx.patched("echo-twice"):
+            told = [await ctx.tool("echo", value=word) for word in ("new", "twice")]
+        else:
+            told = await ctx.tool("echo", value="old")
+        return [told, await ctx.interrupt("second?")]
+
+    async with flow(url, [versioned(old)], zoo) as engine:
+        past, before = [await engine.submit("changing") for _ in range(2)]
+        for run_id in (past, before):
+            await engine.wait_waiting(run_id)
+        (question,) = await engine.pending(past)
+        await engine.answer(question.interrupt_id, Answer.RESPOND, value=1)
+        await engine.wait_event(past, "result")
+        await engine.wait_waiting(past)
+    async with flow(url, [versioned(new)], zoo) as engine:
+        (question,) = await engine.pending(before)
+        await engine.answer(question.interrupt_id, Answer.RESPOND, value=1)
+        await engine.wait_event(before, "result")
+        for run_id in (past, before):
+            (question,) = await engine.wait_waiting(run_id)
+            await engine.answer(question.interrupt_id, Answer.RESPOND, value=2)
+        assert await answer_of(engine, past) == ["old", 2]
+        assert await answer_of(engine, before) == [["new", "twice"], 2]
+        names = [event.name for event in data_of(await engine.events(before), CustomEvent)]
+        assert names == ["perdure.code", "perdure.patched"]
+
+
+async def test_fifty_waiting_runs_meet_changed_code(url: str, zoo: ToolZoo) -> None:
+    """Issue 3 B5: same version with other code; a new version beside; one that nobody serves."""
+    old = versioned(first_code)
+    async with flow(url, [old, versioned(first_code, version="2")], zoo) as engine:
+        runs = [
+            await engine.submit("changing", number, agent_version="1" if number % 2 else "2")
+            for number in range(50)
+        ]
+        for run_id in runs:
+            await engine.wait_waiting(run_id)
+    serves = [versioned(less), versioned(first_code, version="3")]
+    async with flow(url, serves, zoo) as engine:
+        for run_id in runs:
+            (question,) = await engine.pending(run_id)
+            await engine.answer(question.interrupt_id, Answer.RESPOND, value=True)
+        for run_id in runs[1::2]:
+            assert (await failure_of(engine, run_id)).code is FailureCode.NON_DETERMINISTIC
+        for run_id in runs[::2]:
+            row = await engine.run(run_id)
+            assert row.hot.state is RunState.EXECUTING
+            assert row.hot.lease_owner is None
+    async with flow(url, [versioned(first_code, version="2")], zoo) as engine:
+        for run_id in runs[::2]:
+            assert await answer_of(engine, run_id) == [1, 2, 3, True, "end"]
+
+
+async def blocks(ctx: Context, input: object) -> object:
+    """It holds the loop."""
+    time.sleep(2)  # noqa: ASYNC251  # what this function is for
+    return "late"
+
+
+async def never_waits(ctx: Context, input: object) -> object:
+    """It waits for what never comes."""
+    await asyncio.Event().wait()
+    return None
+
+
+async def swallows(ctx: Context, input: object) -> object:
+    """It does not let itself be cancelled at once."""
+    for _ in range(3):
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            continue
+    return None
+
+
+async def returns_garbage(ctx: Context, input: object) -> object:
+    """Not JSON."""
+    return object()
+
+
+async def too_deep(ctx: Context, input: object) -> object:
+    """It never ends by itself."""
+    return await too_deep(ctx, input)
+
+
+async def exits(ctx: Context, input: object) -> object:
+    """It wants to end the process."""
+    raise SystemExit(3)
+
+
+async def two_at_once(ctx: Context, input: object) -> object:
+    """It waits for two operations of one branch."""
+    return await asyncio.gather(  # noqa: TID251  # what this function is for
+        ctx.tool("echo", value=1), ctx.tool("echo", value=2)
+    )
+
+
+async def gives_up_waiting(ctx: Context, input: object) -> object:
+    """It puts a time limit of its own around an operation, and swallows what comes of it."""
+    try:
+        await asyncio.wait_for(ctx.step(asyncio.sleep, 0.2), 0.05)
+    except TimeoutError:
+        await asyncio.sleep(0.01)
+    return "went on"
+
+
+async def says_why(ctx: Context, input: object) -> object:
+    """It fails by a code of the author's."""
+    raise AgentFailed("the order is gone", code="CONFLICT", details={"order": 7})
+
+
+async def keeps_errors(ctx: Context, input: object) -> object:
+    """An ordinary error."""
+    raise KeyError("missing")
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "reason"),
+    [
+        (blocks, FailureCode.INTERNAL, "neither ended"),
+        (never_waits, FailureCode.INTERNAL, "neither ended"),
+        (swallows, FailureCode.INTERNAL, "neither ended"),
+        (returns_garbage, FailureCode.INTERNAL, "not JSON"),
+        (too_deep, FailureCode.INTERNAL, "RecursionError"),
+        (exits, FailureCode.INTERNAL, "SystemExit"),
+        (two_at_once, FailureCode.INTERNAL, "ctx.gather"),
+        (gives_up_waiting, FailureCode.INTERNAL, "cannot be cancelled"),
+        (says_why, FailureCode.CONFLICT, "the order is gone"),
+        (keeps_errors, FailureCode.INTERNAL, "KeyError: 'missing'"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+async def test_what_a_function_does_hurts_its_own_run_only(
+    tmp_path: Path, zoo: ToolZoo, body: Body, code: FailureCode, reason: str
+) -> None:
+    """R-5.8, decision 15: the run fails with its reason, and the worker serves the next."""
+    once = RetryPolicy(attempts_max=1)
+    bad = agent("bad", "1", tools=["echo"], timeout_s=0.3, grace_s=0.1, model_retry=once)(body)
+    async with flow(str(tmp_path / "perdure.db"), [bad, versioned(first_code)], zoo) as engine:
+        run_id = await engine.submit("bad")
+        failure = await failure_of(engine, run_id)
+        assert failure.code is code
+        assert reason in failure.reason
+        good = await engine.submit("changing")
+        (question,) = await engine.wait_waiting(good)
+        await engine.answer(question.interrupt_id, Answer.RESPOND, value=0)
+        assert await answer_of(engine, good) == [1, 2, 3, 0, "end"]
+
+
+async def test_a_neighbour_that_blocks_the_loop_is_left_behind(
+    tmp_path: Path, zoo: ToolZoo
+) -> None:
+    """Decision 15: the function begins anew on the next loop, against its journal."""
+    entered = threading.Event()
+
+    @agent("blocking", "1", timeout_s=20, grace_s=0.1)
+    async def blocking(ctx: Context, input: object) -> object:
+        entered.set()
+        time.sleep(4)  # noqa: ASYNC251  # what this function is for
+        return "late"
+
+    @agent("patient", "1", tools=["echo"])
+    async def patient(ctx: Context, input: object) -> object:
+        told = await ctx.tool("echo", value=1)
+        while not entered.is_set():  # noqa: ASYNC110  # the other's code sets no event of a loop
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        return [told, await ctx.tool("echo", value=2)]
+
+    async with flow(str(tmp_path / "perdure.db"), [blocking, patient], zoo) as engine:
+        good = await engine.submit("patient")
+        await engine.wait_event(good, "step")
+        bad = await engine.submit("blocking")
+        assert await answer_of(engine, good) == [1, 2]
+        assert (await engine.run(bad)).hot.state is RunState.PLANNING
+        assert await answer_of(engine, bad) == "late"
