@@ -94,7 +94,7 @@ fuzz: $(VENV)/.dev  ## Schemathesis against the API, five minutes on each store;
 
 .PHONY: crash
 crash: $(VENV)/.dev  ## the long kill -9 campaign
-	$(BIN)/python -m pytest tests/crash -m crash_full $(ARGS)
+	$(BIN)/python -m pytest tests/crash tests/store -m crash_full $(ARGS)
 
 # Off: 102 (awaits in finally stand in shielded scopes with a limit, which it cannot see through
 # helpers), 106 (a style of import), 114 (knows the name `start` only by convention), 124 (a port's

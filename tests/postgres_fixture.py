@@ -62,6 +62,18 @@ def postgres_dsn(postgres: LocalPostgres, postgres_shared: str) -> str:
 
 
 @pytest.fixture
+def postgres_emptied(postgres: LocalPostgres, postgres_shared: str) -> Callable[[], str]:
+    """Empty the shared database at each call and return its DSN."""
+
+    def empty() -> str:
+        dsn = postgres.dsn_of(postgres_shared)
+        _run(_execute, dsn, _EMPTY)
+        return dsn
+
+    return empty
+
+
+@pytest.fixture
 def postgres_own_dsn(postgres: LocalPostgres, postgres_template: str) -> Iterator[str]:
     """The DSN of an empty, migrated database that goes with the test."""
     name = f"perdure_{next(_numbers)}"
