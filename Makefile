@@ -73,13 +73,17 @@ bench: $(VENV)/.dev  ## measure throughput and latency; ARGS= adds options
 
 # ---------------------------------------------------------------- checks
 
+# Each process has a PostgreSQL of its own. JOBS=0 runs all in one process, for a debugger.
+JOBS := 2
+PYTEST := $(BIN)/pytest -n $(JOBS) --dist worksteal
+
 .PHONY: test
-test: $(VENV)/.dev  ## all tests but those of test-node and crash; ARGS= adds options
-	$(BIN)/pytest $(ARGS)
+test: $(VENV)/.dev  ## all tests but those of test-node and crash; ARGS= adds options, JOBS= processes
+	$(PYTEST) $(ARGS)
 
 .PHONY: test-quick
 test-quick: $(VENV)/.dev  ## the tests that take under a second each
-	$(BIN)/pytest -m "not slow and not crash_full" $(ARGS)
+	$(PYTEST) -m "not slow and not crash_full" $(ARGS)
 
 .PHONY: test-node
 test-node: $(VENV)/.dev  ## tests with JavaScript clients; needs node and npm
