@@ -71,6 +71,22 @@ HOOKS: tuple[Hook, ...] = (
     Hook(name="cancel", boundary=Boundary.CANCEL, by="canceller", act="hold", losses=(0, 0, 0)),
     Hook(name="cancel-end", boundary=Boundary.END, act="hold", losses=(1, 0, 0)),
     Hook(name="end", boundary=Boundary.END, losses=(1, 0, 0)),
+    Hook(name="code-decision", boundary=Boundary.DECISION, act="code", losses=(1, 1, 0)),
+    Hook(
+        name="code-decision-later", boundary=Boundary.DECISION, nth=2, act="code", losses=(1, 1, 0)
+    ),
+    Hook(name="code-effect", boundary=Boundary.EFFECT, tool="pay", act="code", losses=(1, 1, 0)),
+    Hook(
+        name="code-effect-lookup",
+        boundary=Boundary.EFFECT,
+        tool="pay_with_lookup",
+        act="code",
+        losses=(1, 1, 0),
+    ),
+    Hook(name="code-result", boundary=Boundary.RESULT, act="code", losses=(1, 1, 0)),
+    Hook(name="code-result-second", boundary=Boundary.RESULT, nth=3, act="code", losses=(1, 1, 0)),
+    Hook(name="code-interrupt", boundary=Boundary.INTERRUPT, act="code", losses=(1, 0, 0)),
+    Hook(name="code-end", boundary=Boundary.END, act="code", losses=(1, 0, 0)),
     Hook(name="reclaim", boundary=Boundary.RECLAIM, prelude=_IN_RESULT, losses=(1, 1, 1)),
 )
 
@@ -107,6 +123,12 @@ def _sample() -> tuple[Case, ...]:
     cases += [
         Case(hook=firsts[boundary], when=when, store="postgres")
         for boundary, when in zip(elsewhere, When, strict=True)
+    ]
+    named = {hook.name: hook for hook in HOOKS}
+    cases += [
+        Case(hook=named["code-decision-later"], when=When.AFTER, store="sqlite"),
+        Case(hook=named["code-effect"], when=When.AFTER, store="sqlite"),
+        Case(hook=named["code-result"], when=When.BEFORE, store="postgres"),
     ]
     return tuple(cases)
 

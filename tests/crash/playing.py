@@ -13,7 +13,7 @@ from perdure.protocol.records import AttemptRow, ExecutionRow, ToolCallRow
 from perdure.protocol.runs import RunRow
 from perdure.protocol.states import TERMINAL, AttemptEnd, RunState, ToolCallStatus
 from perdure.testing.faults import Boundary, Plan, When
-from perdure.testing.scene import Order, cancel_act, submit_act
+from perdure.testing.scene import Act, Order, cancel_act, submit_act
 from tests.crash.cases import Case, Hook
 from tests.crash.stage import Actor, Followed, Stage, staged
 
@@ -53,10 +53,10 @@ class Seen:
         return self.end.answer
 
 
-async def undisturbed(url: str, folder: Path) -> Seen:
+async def undisturbed(url: str, folder: Path, act: Act = "pay") -> Seen:
     """Play the scene without a fault."""
     async with staged(url, folder) as stage:
-        followed = await stage.submit("pay")
+        followed = await stage.submit(act)
         worker = await stage.worker()
         await followed.wait(worker)
         await worker.drained()
@@ -220,7 +220,7 @@ def run_play(case: Case, url: str, folder: Path) -> Seen:
     return anyio.run(play, case, url, folder)
 
 
-def run_undisturbed(url: str, folder: Path) -> Seen:
+def run_undisturbed(url: str, folder: Path, act: Act) -> Seen:
     """Play the undisturbed scene on a loop of its own, in any thread."""
     folder.mkdir()
-    return anyio.run(undisturbed, url, folder)
+    return anyio.run(undisturbed, url, folder, act)

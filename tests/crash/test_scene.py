@@ -14,12 +14,20 @@ from pathlib import Path
 import pytest
 
 from perdure.ops.local_postgres import LocalPostgres
+from perdure.testing.scene import Act
 from tests.crash.cases import ALL, SAMPLE, Case, StoreName
 from tests.crash.playing import Seen, assert_recovered, run_play, run_undisturbed
 
 AT_ONCE = 4
 
 Timed = tuple[Seen, float]
+Calm = tuple[StoreName, Act]
+"""An undisturbed scene: on which store, and which act."""
+
+
+def calm(case: Case) -> Calm:
+    """Return the undisturbed scene that a case is compared with."""
+    return case.store, "code" if case.hook.act == "code" else "pay"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -27,7 +35,7 @@ class Campaign:
     """The cases that are asked for, under way from the start."""
 
     played: dict[str, Future[Timed]]
-    expected: dict[StoreName, Future[Timed]]
+    expected: dict[Calm, Future[Timed]]
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +47,11 @@ def campaign(
     folder = tmp_path_factory.mktemp("crash")
     urls = _Urls(request, folder)
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        stores: set[StoreName] = {case.store for case in cases}
-        expected: dict[StoreName, Future[Timed]] = {
-            store: pool.submit(_timed_undisturbed, urls.new(store), folder / f"{store}-calm")
-            for store in stores
+        expected: dict[Calm, Future[Timed]] = {
+            (store, act): pool.submit(
+                _timed_undisturbed, urls.new(store), folder / f"{store}-{act}-calm", act
+            )
+            for store, act in {calm(case) for case in cases}
         }
         played = {
             str(case): pool.submit(_timed_play, case, urls.new(case.store), folder / str(case))
@@ -79,15 +88,15 @@ def _timed_play(case: Case, url: str, folder: Path) -> Timed:
     return run_play(case, url, folder), time.monotonic() - began
 
 
-def _timed_undisturbed(url: str, folder: Path) -> Timed:
+def _timed_undisturbed(url: str, folder: Path, act: Act) -> Timed:
     began = time.monotonic()
-    return run_undisturbed(url, folder), time.monotonic() - began
+    return run_undisturbed(url, folder, act), time.monotonic() - began
 
 
 def _check(campaign: Campaign, case: Case, record: pytest.FixtureRequest) -> None:
     seen, took_s = campaign.played[str(case)].result()
     record.node.user_properties.append(("took_s", round(took_s, 1)))
-    expected, _ = campaign.expected[case.store].result()
+    expected, _ = campaign.expected[calm(case)].result()
     assert expected.findings == []
     assert_recovered(case, seen, expected)
 

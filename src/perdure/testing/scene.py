@@ -23,6 +23,7 @@ import anyio
 from pydantic import Field, JsonValue, TypeAdapter
 
 from perdure.agents.catalog import AgentRegistry, Catalog
+from perdure.agents.code import Context, agent
 from perdure.agents.loop.scripted import ScriptedPlanner
 from perdure.engine.answers import Reply, answer_interrupt
 from perdure.engine.cancel import cancel_run
@@ -49,10 +50,11 @@ from perdure.testing.scene_tools import Outside, scene_tools
 T = TypeVar("T")
 
 AGENT = "scene"
+CODE_AGENT = "scene-code"
 LEASE_S = 1.0
 TRIES_MAX = 5
 
-Act = Literal["pay", "hold", "gate", "poison", "steps"]
+Act = Literal["pay", "hold", "gate", "poison", "steps", "code"]
 
 _ID = re.compile(rb"\b([a-z]{2,3})_[0-9a-f]{32}")
 _contexts: TypeAdapter[PlannerContext] = TypeAdapter(PlannerContext)
@@ -129,10 +131,31 @@ def scene_agent() -> HostedAgent:
     return HostedAgent(card=card, planner=ScriptedPlanner(_decide), grants=grants)
 
 
+async def _pay_by_code(ctx: Context, input: object) -> object:
+    """Do what the act `pay` does, as a code agent: the same effects, in branches and steps."""
+    ctx.emit("begun", {"at": ctx.now().isoformat()})
+
+    async def side() -> list[Any]:
+        return [await ctx.tool("echo", value={"b": 1, "a": "ä"}), await ctx.step(sum, [1, 2, 3])]
+
+    told: list[Any] = await ctx.gather(side(), ctx.tool("pay", amount=11))
+    told.append(await ctx.tool("pay_idempotent", amount=12))
+    ctx.artifact("drawing.txt", "a drawing", "text/plain")
+    await ctx.sleep(0.05)
+    told.append(await ctx.tool("publish", amount=13))
+    told.append(await ctx.tool("pay_with_lookup", amount=14))
+    return {"told": told, "random": ctx.random() < 1}
+
+
+def scene_code_agent() -> HostedAgent:
+    """Return the scene's agent that is written as code, with the same grants."""
+    return agent(CODE_AGENT, "1", tools=scene_agent().grants)(_pay_by_code)
+
+
 def scene_catalog(outside: Outside, trap: Trap) -> Catalog:
     """Return the agent with its tools."""
     registry = AgentRegistry()
-    registry.add(scene_agent())
+    registry.add(scene_agent(), scene_code_agent())
     registry.add_tool(*scene_tools(outside, trap))
     return Catalog([registry])
 
@@ -143,13 +166,14 @@ def scene_catalog(outside: Outside, trap: Trap) -> Catalog:
 def run_order(act: Act, key: str, max_attempts: int = MAX_ATTEMPTS_DEFAULT) -> RunOrder:
     """Return the order of a run; the same key orders the same run again."""
     wish: JsonValue = {"act": act}
+    agent_id = CODE_AGENT if act == "code" else AGENT
     return RunOrder(
-        agent_id=AGENT,
+        agent_id=agent_id,
         input=wish,
         context=RunContext(user_id="ada"),
         options=RunOptions(idempotency_key=key, max_attempts=max_attempts),
         caller=Caller(tenant_id=TENANT_DEFAULT, principal="local"),
-        fingerprint=digest([AGENT, wish]),
+        fingerprint=digest([agent_id, wish]),
     )
 
 
@@ -173,13 +197,18 @@ async def approve(core: Core, interrupt_id: str) -> None:
 
 
 async def register_agent(core: Core) -> None:
-    """Register the agent without a worker, so that runs can be ordered."""
-    card = scene_agent().card
-    json = card.model_dump(mode="json")
-    agent = AgentRegistration(
-        agent_id=card.agent_id, version=card.version, card=json, digest=digest(json)
-    )
-    await core.store.register([agent], [])
+    """Register the agents without a worker, so that runs can be ordered."""
+    cards = [hosted.card for hosted in (scene_agent(), scene_code_agent())]
+    agents = [
+        AgentRegistration(
+            agent_id=card.agent_id,
+            version=card.version,
+            card=card.model_dump(mode="json"),
+            digest=digest(card.model_dump(mode="json")),
+        )
+        for card in cards
+    ]
+    await core.store.register(agents, [])
 
 
 async def repeated(request: Callable[[], Awaitable[T]]) -> T:
