@@ -13,7 +13,8 @@ from perdure.engine.ports import HostedAgent
 from perdure.protocol.events import ActionEvent, CustomEvent
 from perdure.protocol.failures import FailureCode
 from perdure.protocol.policies import RetryPolicy
-from perdure.protocol.states import Answer, RunState
+from perdure.protocol.runs import status_of
+from perdure.protocol.states import Answer, RunState, RunStatus
 from perdure.testing.tools import ToolZoo
 from tests.flow.test_code_agents import answer_of, failure_of
 from tests.flow.world import data_of, flow
@@ -85,6 +86,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.slow
 async def test_changed_code_is_named_and_nothing_lands_elsewhere(url: str, zoo: ToolZoo) -> None:
     """R-4.6, SCH-04: NON_DETERMINISTIC with position, expected, got; nothing is done again."""
     async with flow(url, [versioned(first_code)], zoo) as engine:
@@ -148,30 +150,47 @@ async def test_a_marker_lets_running_code_be_changed(url: str, zoo: ToolZoo) -> 
         assert names == ["perdure.code", "perdure.patched"]
 
 
+async def short(ctx: Context, input: object) -> object:
+    """A step and a question."""
+    return [await ctx.step(str, "first"), await ctx.interrupt("go on?")]
+
+
+async def short_changed(ctx: Context, input: object) -> object:
+    """The step is gone."""
+    return [await ctx.interrupt("go on?")]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
 async def test_fifty_waiting_runs_meet_changed_code(url: str, zoo: ToolZoo) -> None:
-    """Issue 3 B5: same version with other code; a new version beside; one that nobody serves."""
-    old = versioned(first_code)
-    async with flow(url, [old, versioned(first_code, version="2")], zoo) as engine:
+    """R-20.2, issue 3 B5: kept by a version that is served, changed, not served, or gone."""
+    served = [versioned(short, version=version) for version in ("1", "2", "3")]
+    async with flow(url, served, zoo) as engine:
         runs = [
-            await engine.submit("changing", number, agent_version="1" if number % 2 else "2")
-            for number in range(50)
+            await engine.submit("changing", number, agent_version=str(number % 3 + 1))
+            for number in range(12 if url.startswith("postgresql:") else 50)
         ]
         for run_id in runs:
             await engine.wait_waiting(run_id)
-    serves = [versioned(less), versioned(first_code, version="3")]
-    async with flow(url, serves, zoo) as engine:
+    changed, kept, unserved = runs[::3], runs[1::3], runs[2::3]
+    now_served = [versioned(short_changed), versioned(short, version="2")]
+    async with flow(url, now_served, zoo) as engine:
         for run_id in runs:
             (question,) = await engine.pending(run_id)
             await engine.answer(question.interrupt_id, Answer.RESPOND, value=True)
-        for run_id in runs[1::2]:
+        for run_id in changed:
             assert (await failure_of(engine, run_id)).code is FailureCode.NON_DETERMINISTIC
-        for run_id in runs[::2]:
+        for run_id in kept:
+            assert await answer_of(engine, run_id) == ["first", True]
+        for run_id in unserved:
             row = await engine.run(run_id)
-            assert row.hot.state is RunState.EXECUTING
-            assert row.hot.lease_owner is None
-    async with flow(url, [versioned(first_code, version="2")], zoo) as engine:
-        for run_id in runs[::2]:
-            assert await answer_of(engine, run_id) == [1, 2, 3, True, "end"]
+            assert status_of(row.hot) is RunStatus.QUEUED
+    newest = agent("changing", "4", tools=["echo"], replaces=["3"])(short)
+    async with flow(url, [newest], zoo) as engine:
+        for run_id in unserved:
+            failure = await failure_of(engine, run_id)
+            assert failure.code is FailureCode.CHECKPOINT_INCOMPATIBLE
+            assert "4 replaces it" in failure.reason
 
 
 async def blocks(ctx: Context, input: object) -> object:

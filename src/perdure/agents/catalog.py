@@ -6,7 +6,7 @@ A user's module holds an `AgentRegistry`; the settings name it as "pkg.module:re
 
 import importlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol, cast, runtime_checkable
 
 from pydantic import JsonValue, ValidationError
@@ -51,11 +51,13 @@ def loop_agent(
     model_retry: RetryPolicy | None = None,
     models: int = 1,
     code_digest: str | None = None,
+    replaces: Sequence[str] = (),
     deny_tells_planner: bool = False,
 ) -> HostedAgent:
     """Return an agent version: a planner with its tools, by name or with a grant of its own.
 
-    Raises Invalid (`invalid`) for an id, version or text that a card does not take, or when a
+    `replaces` names versions that no worker serves any more: their runs end with a code instead of
+    waiting for one for ever. Raises Invalid (`invalid`) for an id, version or text that a card does not take, or when a
     tool is granted twice. For a built-in planner, how models are retried and what the answer
     must fit are one setting, whether given here or to the planner.
     """
@@ -90,6 +92,7 @@ def loop_agent(
         grants=grants,
         model_retry=model_retry or RetryPolicy(),
         models=models,
+        replaces=tuple(replaces),
         deny_tells_planner=deny_tells_planner,
     )
 
@@ -194,6 +197,15 @@ class Catalog:
     def served(self) -> Sequence[HostedAgent]:
         """Return all agent versions."""
         return self._agents.agents
+
+    def replaced(self) -> Mapping[tuple[str, str], HostedAgent]:
+        """Return what took the place of versions that are gone and are not served here."""
+        return {
+            (agent.card.agent_id, version): agent
+            for agent in self._agents.agents
+            for version in agent.replaces
+            if (agent.card.agent_id, version) not in self._by_key
+        }
 
     def tool_specs(self) -> Sequence[ToolSpec]:
         """Return all tool versions."""

@@ -13,6 +13,10 @@ from perdure.protocol.schema import Incompatible
 from perdure.store.commits import Behind, CancelRequested, Committed
 
 
+class VersionGone(Incompatible):
+    """The run's agent version is gone, and another one says that it took its place."""
+
+
 async def end_incompatible(core: Core, lease: Lease, error: Incompatible) -> None:
     """End a held run CHECKPOINT_INCOMPATIBLE, or as cancelled; raise LeaseGone when it is lost.
 

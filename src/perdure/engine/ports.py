@@ -5,7 +5,7 @@ ports and expects anything: errors, silence, blocking. An implementation says in
 which thread it runs (decision 15).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal, Protocol, runtime_checkable
@@ -249,7 +249,8 @@ class HostedAgent:
     """An agent version that this process can run.
 
     `models` is how many models the planner can fall back through: after `model_retry.attempts_max`
-    failures of one the next is asked (the planner sees the count of failures).
+    failures of one the next is asked (the planner sees the count of failures). `replaces` names
+    versions that are gone: their runs, which nobody would take, end CHECKPOINT_INCOMPATIBLE.
     """
 
     card: AgentCard
@@ -258,6 +259,7 @@ class HostedAgent:
     model_retry: RetryPolicy = RetryPolicy()
     models: int = 1
     deny_tells_planner: bool = False
+    replaces: tuple[str, ...] = ()
 
 
 class AgentCatalog(Protocol):
@@ -269,6 +271,10 @@ class AgentCatalog(Protocol):
 
     def served(self) -> Sequence[HostedAgent]:
         """Return all agent versions."""
+        ...
+
+    def replaced(self) -> Mapping[tuple[str, str], HostedAgent]:
+        """Return what took the place of versions that are gone and are not served here."""
         ...
 
     def tool_specs(self) -> Sequence[ToolSpec]:

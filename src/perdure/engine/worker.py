@@ -23,7 +23,7 @@ from perdure.engine.committer import Committer
 from perdure.engine.core import Core
 from perdure.engine.heartbeat import Heartbeat
 from perdure.engine.held import Finished, Surroundings
-from perdure.engine.incompatible import end_incompatible
+from perdure.engine.incompatible import VersionGone, end_incompatible
 from perdure.engine.late import late_result
 from perdure.engine.lease import Lease, LeaseGone, Stop
 from perdure.engine.load import Damaged, load_claimed
@@ -157,8 +157,9 @@ class Worker:
             worker_id=self.worker_id,
             limit=limit,
             lease_ttl_s=self.core.settings.lease_ttl_s,
-            serves=tuple(
-                (hosted.card.agent_id, hosted.card.version) for hosted in self.catalog.served()
+            serves=(
+                *((hosted.card.agent_id, hosted.card.version) for hosted in self.catalog.served()),
+                *self.catalog.replaced(),
             ),
             runtime_version=RUNTIME_VERSION,
             suspects_max=0 if self._holds_suspect else 1,
@@ -248,7 +249,11 @@ class Worker:
     async def _begin(self, around: Surroundings, claimed: Claimed, lease: Lease) -> Attempt | None:
         facts = claimed.row.facts
         agent = self.catalog.find(facts.agent_id, facts.agent_version)
-        assert agent is not None, "claims ask only for served agents"
+        if agent is None:
+            newer = self.catalog.replaced()[facts.agent_id, facts.agent_version].card.version
+            raise VersionGone(
+                f"version {facts.agent_version} of {facts.agent_id} is gone: {newer} replaces it"
+            )
         view = await load_claimed(self.core, claimed, self.worker_id)
         judge = Judge(agent=agent, tools=self.tools, policy=self.policy)
         now = self.core.clock.now()
@@ -272,7 +277,8 @@ class Worker:
         settings = self.core.settings
         try:
             with anyio.CancelScope(shield=True):
-                if isinstance(error, Incompatible) and settings.on_incompatible == "fail":
+                fails = settings.on_incompatible == "fail" or isinstance(error, VersionGone)
+                if isinstance(error, Incompatible) and fails:
                     await end_incompatible(self.core, lease, error)
                 elif isinstance(error, (Damaged, Incompatible)):
                     await self._put_aside(claimed, attempt, lease, error)

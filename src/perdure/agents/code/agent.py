@@ -46,6 +46,7 @@ def agent(
     input_schema: dict[str, JsonValue] | None = None,
     output_schema: dict[str, JsonValue] | None = None,
     permissions: Sequence[str] = (),
+    replaces: Sequence[str] = (),
     timeout_s: float = ADVANCE_TIMEOUT_S_DEFAULT,
     grace_s: float = GRACE_S_DEFAULT,
 ) -> Callable[[Function], HostedAgent]:
@@ -82,6 +83,7 @@ def agent(
             model_retry=retry,
             models=max(1, len(models)),
             code_digest=planner.digest,
+            replaces=replaces,
             deny_tells_planner=True,
         )
 
