@@ -69,6 +69,15 @@ def test_a_waiting_run_is_cancelled_at_once(perdure: Program) -> None:
     assert (done.code, done.json["status"]) == (0, "INTERRUPTED")
 
 
+def test_a_failed_run_is_retried_in_a_new_one(perdure: Program) -> None:
+    """R-10.3."""
+    run_id = perdure("run", "fails", "--json", *HERE).json["run_id"]
+    done = perdure("runs", "retry", run_id, "--reason", "mended", "--json")
+    assert (done.code, done.json["retry_of"], done.json["status"]) == (0, run_id, "QUEUED")
+    again = perdure("runs", "retry", done.json["run_id"])
+    assert (again.code, again.err.split(":")[1].strip()) == (5, "conflict")
+
+
 def test_an_approval_is_given_once(perdure: Program) -> None:
     """R-8.2, R-8.3."""
     run_id = perdure("run", "ships", "--json", *HERE).json["run_id"]

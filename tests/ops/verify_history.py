@@ -32,6 +32,9 @@ from perdure.protocol.failures import Failure, FailureCode, Stage
 from perdure.protocol.policies import RetryPolicy
 from perdure.protocol.runs import RunRow
 from perdure.protocol.states import Answer, CancelAction, RunState
+from perdure.service.base import Service
+from perdure.service.branches import RetryRequest, retry
+from perdure.service.principal import LOCAL
 from perdure.store.commits import CancelWish, ClaimWant
 from perdure.store.sqlite import SqliteDatabase
 from perdure.testing.embedded import (
@@ -218,6 +221,7 @@ async def make_history(path: Path, journal: Path) -> History:
             await _answered(engine, runs, clock)
             await _cancelled(engine, runs, zoo)
             await _lost(engine, runs, zoo, clock)
+            await _branched(engine, runs)
             await _standing(engine, runs)
             await engine.stop()
             await _held(engine, runs)
@@ -323,6 +327,15 @@ async def _lost(engine: Embedded, runs: Runs, zoo: ToolZoo, clock: ShiftingClock
     )
     for scene in ("retried", "lost", "found", "happened"):
         await engine.wait_terminal(runs[scene])
+
+
+async def _branched(engine: Embedded, runs: Runs) -> None:
+    """A run that goes on from a failed one."""
+    service = Service(core=engine.core)
+    wish = RetryRequest.model_validate({"options": {"max_steps": 5}})
+    made = await retry(service, LOCAL, runs["max steps"], wish)
+    runs["goes on"] = made.run.run_id
+    await engine.wait_terminal(runs["goes on"])
 
 
 async def _standing(engine: Embedded, runs: Runs) -> None:

@@ -93,10 +93,16 @@ def test_what_a_run_waits_for_agrees_with_its_row(hot: RunHot) -> None:
 
 @given(rows())
 def test_next_actions_are_those_that_the_status_allows(hot: RunHot) -> None:
-    """R-2.3: an ended run allows none, a run that goes on always at least one."""
+    """R-2.3, R-10.3: a run that goes on allows at least one; a failed one a retry, if it can be
+    gone on from."""
     actions = next_actions(hot)
     status = status_of(hot)
-    assert (actions == []) is (hot.state in TERMINAL)
+    kept = hot.cancel_action is not CancelAction.ROLLBACK and hot.retained_from_seq == 1
+    if hot.state in TERMINAL:
+        may_retry = hot.state is RunState.FAILED and kept
+        assert actions == ([NextAction.RETRY] if may_retry else [])
+    else:
+        assert actions
     assert len(actions) == len(set(actions))
     assert (NextAction.AUTHORISE in actions) is (status is RunStatus.AUTH_REQUIRED)
     if status is RunStatus.CANCEL_REQUESTED:

@@ -1,4 +1,4 @@
-"""`perdure runs`: list, show, events, cancel."""
+"""`perdure runs`: list, show, events, cancel, retry."""
 
 from collections.abc import Callable
 from typing import Annotated
@@ -16,10 +16,12 @@ from perdure.ops.output import (
 from perdure.ops.timeline import line_of
 from perdure.protocol.base import format_time
 from perdure.protocol.codec import decode
-from perdure.protocol.runs import Run
+from perdure.protocol.runs import Run, RunOptions
 from perdure.protocol.states import CancelAction, RunState
+from perdure.service import branches as service_branches
 from perdure.service import runs as service_runs
 from perdure.service.base import Service, Slice
+from perdure.service.branches import RetryRequest
 from perdure.service.events import EncodedEvent, as_view, follow_run, read_page, starting_point
 from perdure.service.principal import LOCAL
 from perdure.service.tool_calls import list_tool_calls
@@ -176,6 +178,44 @@ def cancel(
         print_fields([("run", found.run_id), ("status", found.status)])
 
 
+@app.command("retry")
+def retry_(
+    run: RunArgument,
+    redrive: Annotated[
+        bool,
+        typer.Option("--redrive", help="Run the failed calls again instead of asking the planner."),
+    ] = False,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option("--checkpoint", help="Go on from this checkpoint.", show_default=False),
+    ] = None,
+    agent_version: Annotated[
+        str | None,
+        typer.Option("--agent-version", help="With another version.", show_default=False),
+    ] = None,
+    reason: Annotated[
+        str | None, typer.Option("--reason", help="Why; kept in the log.", show_default=False)
+    ] = None,
+    db: Db = None,
+    json: Json = False,
+) -> None:
+    """Go on from a failed run in a new one; what was finished is not done again."""
+    options = RunOptions(agent_version=agent_version) if agent_version else None
+    wish = RetryRequest(checkpoint_id=checkpoint, redrive=redrive, reason=reason, options=options)
+
+    async def work(service: Service) -> Run:
+        return (await service_branches.retry(service, LOCAL, run, wish)).run
+
+    _print_new_run(on_service(db, work), json)
+
+
+def _print_new_run(run: Run, json: bool) -> None:
+    if json:
+        print_json(run)
+    else:
+        print_fields([("run", run.run_id), ("thread", run.thread_id), ("status", run.status)])
+
+
 def fields_of_run(run: Run) -> list[tuple[str, object]]:
     """Return what a person wants to know of a run."""
     failure = None if run.error is None else f"{run.error.code}: {run.error.reason}"
@@ -186,6 +226,7 @@ def fields_of_run(run: Run) -> list[tuple[str, object]]:
         ("state", run.state),
         ("waits for", None if run.waiting_on == "nothing" else run.waiting_on),
         ("interrupts", ", ".join(run.open_interrupts)),
+        ("retry of", run.retry_of),
         ("steps", run.step_index),
         ("attempts", run.attempt),
         ("created", format_time(run.created_at)),

@@ -29,10 +29,11 @@ from perdure.engine.counting import count_draft
 from perdure.engine.draft import Draft
 from perdure.engine.effects import Effects
 from perdure.engine.held import Surroundings
+from perdure.engine.inheriting import taken_over
 from perdure.engine.lease import Lease, LeaseGone, Stop
 from perdure.engine.limits import before_planning
 from perdure.engine.load import catch_up, load_view
-from perdure.engine.planning import Judge, draft_decision, draft_model_uses
+from perdure.engine.planning import Judge, draft_decision, draft_inherited, draft_model_uses
 from perdure.engine.ports import HostedAgent, Planner, PlannerFailure, PlannerSession
 from perdure.engine.replies import Replies
 from perdure.engine.sessions import session_of
@@ -166,14 +167,16 @@ class Attempt:
 
     async def _start(self) -> None:
         """Begin planning; the planner sees the thread up to the position recorded here."""
-        position = self.input_position
-        if position > 1:
+        position: int | None = self.input_position
+        if self.view.snapshot.history_position is not None:
+            position = None  # shared with its origin: the planner goes on seeing what it saw
+        elif self.input_position > 1:
             facts = self.view.facts
             thread = await self.core.reader.find_thread(facts.tenant_id, facts.thread_id)
             position = thread.last_position if thread is not None else position
         draft = self.draft()
         draft.move(Transition.START, history_position=position)
-        if await self.commit(draft) and position > 1:
+        if await self.commit(draft) and position is not None and position > 1:
             self.view = await self._loaded()
 
     async def _release(self, end: AttemptEnd, *, ready_in_s: float | None = None) -> None:
@@ -188,6 +191,9 @@ class Attempt:
         limit = before_planning(self.view, worked_s=worked)
         if limit is not None:
             await self._fail(limit)
+            return
+        if self.view.snapshot.inherited:
+            await self._take_over()
             return
         try:
             decision = await self._decide()
@@ -211,6 +217,14 @@ class Attempt:
             await self._fail(lost)
         else:
             await self.effects.act()
+
+    async def _take_over(self) -> None:
+        """Decide the calls that the run takes over from its origin; the next turn runs them."""
+        inherited = list(self.view.snapshot.inherited.values())
+        calls = [await taken_over(self.core, self.view, call) for call in inherited]
+        draft = self.draft()
+        draft_inherited(draft, calls, self.judge)
+        await self.commit(draft)
 
     async def _decide(self) -> Decision:
         """Ask the planner, or return what it decided before a commit that was not written.

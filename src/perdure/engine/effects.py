@@ -121,7 +121,8 @@ class Effects:
         created = {row.tool_call_id: row for row in draft.new_calls}
         for call in chosen:
             executions = draft.view.executions_of(call.tool_call_id)
-            spent = call.outcome_retry_id if executions.count else call.approval_id
+            retried = executions.count > 0 or call.outcome_retry_id is not None
+            spent = call.outcome_retry_id if retried else call.approval_id
             executions.count += 1
             executions.running = True
             draft.new_executions.append(

@@ -8,7 +8,7 @@ at the thousandth step as at the first: finished calls enter as a running hash.
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from pydantic import JsonValue
@@ -25,6 +25,7 @@ from perdure.protocol.events import (
     EventData,
     InterruptEvent,
     ModelEvent,
+    Origin,
     PlanEvent,
     PlanItem,
     ResultEvent,
@@ -58,6 +59,9 @@ CORRECTABLE = frozenset(
     }
 )
 
+FAILED_CALLS = frozenset({ToolCallStatus.FAILED, ToolCallStatus.TIMED_OUT, ToolCallStatus.DENIED})
+"""Outcomes of calls that a redrive makes anew."""
+
 
 @dataclass(slots=True, kw_only=True)
 class OpenCall:
@@ -77,6 +81,7 @@ class OpenCall:
     repeatable: bool
     status: ToolCallStatus
     approval_id: str | None = None
+    may_have_happened: bool = False
     approved_definition: str | None = None
     failed_executions: int = 0
     outcome_retry_id: str | None = None
@@ -99,11 +104,17 @@ class OpenInterrupt:
 
 @dataclass(slots=True, kw_only=True)
 class RunSnapshot:
-    """What a run's log says of the run. Changed in place by `fold`, one event at a time."""
+    """What a run's log says of the run. Changed in place by `fold`, one event at a time.
+
+    `step_calls` are all calls of the open step, each with where it stands. `inherited` are calls
+    that a run with an origin has to make anew before its planner is asked; `first_step` is the
+    first step of its own.
+    """
 
     state: RunState = RunState.PENDING
     code: FailureCode | None = None
     step_index: int = 0
+    first_step: int = 0
     step_open: bool = False
     step_first_seq: int | None = None
     last_seq: int = 0
@@ -112,6 +123,9 @@ class RunSnapshot:
     cancel_action: CancelAction | None = None
     open_calls: dict[str, OpenCall] = field(default_factory=dict[str, OpenCall])
     open_interrupts: dict[str, OpenInterrupt] = field(default_factory=dict[str, OpenInterrupt])
+    step_calls: dict[str, OpenCall] = field(default_factory=dict[str, OpenCall])
+    answered_in_step: bool = False
+    inherited: dict[str, OpenCall] = field(default_factory=dict[str, OpenCall])
     finished_calls: int = 0
     history: str = ""
     plan: tuple[PlanItem, ...] = ()
@@ -152,10 +166,72 @@ class OutOfOrder(ValueError):
     """An event is missing or doubled: the log is damaged."""
 
 
+def begin_own(snapshot: RunSnapshot) -> None:
+    """Make the fold of an origin's events ready for the first event of the run that shares them."""
+    snapshot.last_seq = 0
+
+
+def _adopt(snapshot: RunSnapshot, origin: Origin) -> None:
+    """Turn what the origin's log says into where a run begins that shares it.
+
+    Kept: finished calls, plan, agent state, artifact versions, steps, the place in the thread.
+    Not kept: attempt, cancel, code, open questions, what was used (a run counts its own use), and
+    what was counted against the origin: repeated and invalid calls, failures in a row, rejections.
+    Calls that were cut off or whose outcome is unknown are made anew, in the step that was cut
+    off; a redrive also makes those anew that had failed. A step of which nothing is left but the
+    planner's wish is decided anew.
+    """
+    wanted = _CUT_OFF | FAILED_CALLS if origin.mode == "redrive" else _CUT_OFF
+    calls = snapshot.step_calls.values() if snapshot.step_open else ()
+    inherited = {call.tool_call_id: call for call in calls if call.status in wanted}
+    finished = len(snapshot.step_calls) > len(inherited) or snapshot.answered_in_step
+    if snapshot.step_open and not inherited and finished:
+        snapshot.step_index += 1
+    fresh = RunSnapshot(inherited=inherited, first_step=snapshot.step_index)
+    for item in fields(RunSnapshot):
+        if item.name not in _KEPT:
+            setattr(snapshot, item.name, getattr(fresh, item.name))
+    if origin.edits_state:
+        snapshot.agent_state = origin.state
+        snapshot.agent_state_digest = digest(origin.state)
+    _chain(snapshot, "origin", origin.run_id, str(origin.seq), origin.mode)
+
+
+_CUT_OFF = frozenset(
+    {
+        ToolCallStatus.PROPOSED,
+        ToolCallStatus.AWAITING_APPROVAL,
+        ToolCallStatus.RUNNING,
+        ToolCallStatus.PENDING,
+        ToolCallStatus.CANCELLED,
+        ToolCallStatus.UNKNOWN,
+    }
+)
+_KEPT = frozenset(
+    {
+        "last_seq",
+        "step_index",
+        "finished_calls",
+        "history",
+        "plan",
+        "plan_revision",
+        "context_tokens",
+        "artifacts",
+        "agent_state",
+        "agent_state_digest",
+        "history_position",
+    }
+)
+"""What of its origin's snapshot a run begins with; all else is as in a new run."""
+
+
 def _fold_state(snapshot: RunSnapshot, data: StateEvent) -> None:
+    if data.origin is not None:
+        _adopt(snapshot, data.origin)
     snapshot.state = data.state
     if data.why is Transition.PLAN_READY:
         snapshot.step_open = True
+        snapshot.inherited = {}
         snapshot.step_first_seq = snapshot.step_first_seq or snapshot.last_seq
     if data.failure is not None:
         snapshot.code = data.failure.code
@@ -168,7 +244,7 @@ def _fold_action(snapshot: RunSnapshot, data: ActionEvent) -> None:
     args_digest = data.args_digest
     repeat = f"{data.tool}:{args_digest}"
     snapshot.repeats[repeat] = snapshot.repeats.get(repeat, 0) + 1
-    snapshot.open_calls[data.tool_call_id] = OpenCall(
+    call = OpenCall(
         tool_call_id=data.tool_call_id,
         planner_call_id=data.planner_call_id,
         step_index=snapshot.step_index,
@@ -184,11 +260,16 @@ def _fold_action(snapshot: RunSnapshot, data: ActionEvent) -> None:
         status=data.status,
         position=data.position,
     )
+    snapshot.open_calls[data.tool_call_id] = snapshot.step_calls[data.tool_call_id] = call
 
 
 def _fold_result(snapshot: RunSnapshot, data: ResultEvent) -> None:
     call = snapshot.open_calls.pop(data.tool_call_id, None)
     snapshot.finished_calls += 1
+    if call is not None:
+        call.status = data.status
+        if data.error is not None and data.error.code is FailureCode.TOOL_OUTCOME_UNKNOWN:
+            call.may_have_happened = True
     if data.error is not None and data.error.code in CORRECTABLE:
         snapshot.invalid_in_step = True
     else:
@@ -233,6 +314,8 @@ def _fold_resume(snapshot: RunSnapshot, data: ResumeEvent) -> None:
     value = digest(data.value) if data.value is not None else None
     _chain(snapshot, "resume", data.interrupt_id, data.outcome, data.answer, value)
     rejects = data.outcome == "answered" and data.answer == Answer.REJECT
+    if data.outcome == "answered" and data.tool_call_id is None and not rejects:
+        snapshot.answered_in_step = True
     if rejects and snapshot.rejected is None:
         snapshot.rejected = data.interrupt_id
         snapshot.rejected_by = data.by
@@ -263,6 +346,8 @@ def _fold_model(snapshot: RunSnapshot, data: ModelEvent) -> None:
 
 def _fold_step(snapshot: RunSnapshot, data: StepEvent) -> None:
     snapshot.step_open = False
+    snapshot.step_calls = {}
+    snapshot.answered_in_step = False
     snapshot.step_first_seq = None
     snapshot.step_index = data.index + 1
     snapshot.model_failures = 0
@@ -365,6 +450,8 @@ def snapshot_digest(snapshot: RunSnapshot) -> str:
         parts += ("interrupt", question.interrupt_id, question.kind)
     for name, version in snapshot.artifacts.items():
         parts += ("artifact", name, version)
+    for call in snapshot.inherited.values():
+        parts += ("inherited", call.tool_call_id, call.args_digest, call.effect_key)
     return hashlib.sha256("\x1f".join(map(str, parts)).encode()).hexdigest()
 
 

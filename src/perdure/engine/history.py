@@ -7,6 +7,7 @@ from perdure.protocol.codec import decode
 from perdure.protocol.events import MessageEvent, StateEvent
 from perdure.protocol.messages import Message, Part, TextPart, parts_of_value
 from perdure.protocol.records import MessageRow
+from perdure.protocol.states import CancelAction
 from perdure.protocol.values import BlobRef, Value
 
 HISTORY_MESSAGES_MAX = 200
@@ -15,13 +16,37 @@ HISTORY_MESSAGES_MAX = 200
 _parts: TypeAdapter[list[Part]] = TypeAdapter(list[Part])
 
 
-async def load_history(core: Core, row_thread_id: str, until: int, own_run: str) -> list[Message]:
-    """Return the thread's messages up to a position, without those of the run itself."""
+async def load_history(
+    core: Core, thread_id: str, until: int, own: frozenset[str]
+) -> list[Message]:
+    """Return the thread's messages up to a position, as a planner sees them.
+
+    Not those of the `own` runs: the run and those whose history it shares; not the inputs of runs
+    that were retried (the retry's input says the same) or rolled back.
+    """
     after = max(0, until - HISTORY_MESSAGES_MAX)
     rows = await core.reader.list_messages(
-        row_thread_id, after=after, limit=HISTORY_MESSAGES_MAX, until=until
+        thread_id, after=after, limit=HISTORY_MESSAGES_MAX, until=until
     )
-    return [await load_message(core, row) for row in rows if row.run_id != own_run]
+    rows = [row for row in rows if row.run_id not in own]
+    hidden = await _hidden(core, rows)
+    return [await load_message(core, row) for row in rows if row.run_id not in hidden]
+
+
+async def _hidden(core: Core, rows: list[MessageRow]) -> set[str | None]:
+    """Return the runs whose messages planners do not see."""
+    hidden = set[str | None]()
+    for row in rows:
+        if row.run_id is None or row.seq is not None:
+            continue
+        run = await core.reader.find_run(row.tenant_id, row.run_id)
+        if run is None:
+            continue
+        if run.facts.retry_of is not None:
+            hidden.add(run.facts.retry_of)
+        if run.hot.cancel_action is CancelAction.ROLLBACK:
+            hidden.add(row.run_id)
+    return hidden
 
 
 async def load_message(core: Core, row: MessageRow) -> Message:

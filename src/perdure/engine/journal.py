@@ -40,6 +40,7 @@ class Journal:
 
     entries: dict[str, Entry] = field(default_factory=dict[str, Entry])
     _open: dict[str, Entry] = field(default_factory=dict[str, Entry])
+    _asked: dict[str, str] = field(default_factory=dict[str, str])
 
     def note(self, data: Opening) -> None:
         """Take an event that records an operation."""
@@ -52,8 +53,14 @@ class Journal:
                 self._open[data.tool_call_id] = entry
             case InterruptEvent():
                 self._open[data.interrupt_id] = entry
+                self._asked[data.interrupt_id] = entry.position
             case _:
                 entry.done = True
+
+    def forget(self, interrupt_id: str) -> None:
+        """Leave out a question that is to be asked anew."""
+        self._open.pop(interrupt_id, None)
+        self.entries.pop(self._asked.get(interrupt_id, ""), None)
 
     def close(self, data: ResultEvent | ResumeEvent) -> None:
         """Take the event that ends an operation."""

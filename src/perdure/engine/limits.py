@@ -10,7 +10,7 @@ def before_planning(view: RunView, *, worked_s: float) -> Failure | None:
     `worked_s` is how long the run has worked so far, its waiting for people left out.
     """
     options, snapshot = view.facts.options, view.snapshot
-    if snapshot.step_index >= options.max_steps:
+    if snapshot.step_index - snapshot.first_step >= options.max_steps:
         return Failure(
             code=FailureCode.MAX_STEPS,
             reason=f"the run has taken its {options.max_steps} steps",

@@ -1,12 +1,19 @@
 """Rebuilding a run's view from its log, with the proof that the log is whole (R-7.3, R-7.7)."""
 
 from perdure.engine.core import Core
-from perdure.engine.fold import OutOfOrder, snapshot_digest
+from perdure.engine.fold import OutOfOrder, begin_own, snapshot_digest
 from perdure.engine.history import load_history, load_value
+from perdure.engine.origin import OriginGone, origins_of, shared_events
 from perdure.engine.view import Executions, RunView, view_of
 from perdure.protocol.base import SCHEMA_VERSION
 from perdure.protocol.errors import Unreadable
-from perdure.protocol.events import AttemptEvent, DamagedEvent, StateEvent, Unknown
+from perdure.protocol.events import (
+    AttemptEvent,
+    DamagedEvent,
+    RecordedEvent,
+    StateEvent,
+    Unknown,
+)
 from perdure.protocol.runs import RunHot, RunRow
 from perdure.protocol.schema import check_version
 from perdure.protocol.states import RunState
@@ -25,7 +32,8 @@ async def load_claimed(core: Core, claimed: Claimed, worker_id: str) -> RunView:
     A run that nobody has worked on holds two events that are known without reading them.
     """
     row = claimed.row
-    if row.hot.attempt == 1 and row.hot.last_seq == 2 and row.facts.input.ref is None:
+    first_time = row.hot.attempt == 1 and row.hot.last_seq == 2
+    if first_time and row.facts.input.ref is None and row.facts.origin_run_id is None:
         view = view_of(row, row.facts.input.inline)
         view.apply(1, StateEvent(state=RunState.PENDING))
         view.apply(2, AttemptEvent(phase="claimed", attempt=1, worker=worker_id))
@@ -48,14 +56,46 @@ async def _load(core: Core, row: RunRow) -> RunView:
     except LookupError as error:
         raise Damaged(str(error)) from error
     view = view_of(row, run_input)
+    thread_id, own = await _apply_origins(core, view)
     await catch_up(core, view, row.hot)
     if view.snapshot.last_seq < row.hot.last_seq:
         raise Damaged(f"the log ends at {view.snapshot.last_seq}, the row at {row.hot.last_seq}")
     await _load_executions(core, view)
     position = view.snapshot.history_position
     if position is not None and position > 1:
-        view.messages = await load_history(core, row.facts.thread_id, position, row.facts.run_id)
+        view.messages = await load_history(core, thread_id, position, own)
     return view
+
+
+async def _apply_origins(core: Core, view: RunView) -> tuple[str, frozenset[str]]:
+    """Apply what the run shares; return whose thread its planner sees, and which runs it is."""
+    facts = view.facts
+    try:
+        origins = await origins_of(core.reader, facts)
+        for shared in origins:
+            async for event in shared_events(core.reader, shared):
+                _apply(view, event)
+            begin_own(view.snapshot)
+    except OriginGone as error:
+        raise Damaged(str(error)) from error
+    runs = {facts.run_id, *(shared.facts.run_id for shared in origins)}
+    if facts.retry_of is not None:
+        runs.add(facts.retry_of)
+    shares_place = view.snapshot.history_position is not None
+    thread_id = origins[0].facts.thread_id if shares_place else facts.thread_id
+    return thread_id, frozenset(runs)
+
+
+def _apply(view: RunView, event: RecordedEvent) -> None:
+    if event.schema_version != SCHEMA_VERSION:
+        check_version(event.schema_version)
+    try:
+        data = event.data
+        if isinstance(data, Unknown):
+            raise Damaged(f"event {event.seq} is of the unknown type {event.type}")
+        view.apply(event.seq, data)
+    except (DamagedEvent, OutOfOrder) as error:
+        raise Damaged(str(error)) from error
 
 
 async def catch_up(core: Core, view: RunView, hot: RunHot) -> None:
@@ -71,15 +111,7 @@ async def catch_up(core: Core, view: RunView, hot: RunHot) -> None:
             run_id, view.snapshot.last_seq, limit=min(left, PAGE)
         )
         for event in events:
-            if event.schema_version != SCHEMA_VERSION:
-                check_version(event.schema_version)
-            try:
-                data = event.data
-                if isinstance(data, Unknown):
-                    raise Damaged(f"event {event.seq} is of the unknown type {event.type}")
-                view.apply(event.seq, data)
-            except (DamagedEvent, OutOfOrder) as error:
-                raise Damaged(str(error)) from error
+            _apply(view, event)
             digest = expected.get(event.seq)
             if digest is not None and digest != snapshot_digest(view.snapshot):
                 raise Damaged(f"the log does not fold to the checkpoint at {event.seq}")

@@ -5,13 +5,14 @@ decision passes `plan_ready` (decision 20).
 """
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import assert_never
 
 from pydantic import JsonValue
 
 from perdure.engine.draft import Draft
-from perdure.engine.fold import STATE_EVENT_NAME
+from perdure.engine.fold import STATE_EVENT_NAME, OpenCall
 from perdure.engine.journal import STEP_TOOLS
 from perdure.engine.limits import calls_left, calls_used_up, repeated
 from perdure.engine.ports import (
@@ -22,7 +23,7 @@ from perdure.engine.ports import (
     ToolRunner,
 )
 from perdure.engine.replies import Replies
-from perdure.engine.results import add_artifact, add_result, runtime_result
+from perdure.engine.results import add_artifact, add_result, ask_outcome, runtime_result
 from perdure.engine.schema import check_schema, problem_with_value
 from perdure.engine.steps import fail, finish_step, settle, wait_for_person
 from perdure.engine.values import Kept, short
@@ -130,6 +131,28 @@ def draft_decision(
             assert_never(decision)
 
 
+def draft_inherited(draft: Draft, calls: Sequence[OpenCall], judge: Judge) -> None:
+    """Draft calls that the run takes over from its origin: judged anew, under their old keys.
+
+    One whose effect may have happened is not run before a person has said what became of it.
+    """
+    draft.move(Transition.PLAN_READY)
+    draft.note_step(StepStatus.RUNNING)
+    denied: Failure | None = None
+    for ordinal, call in enumerate(calls):
+        request = ToolRequest(
+            tool=call.tool,
+            args=call.args,
+            version=call.version,
+            call_id=call.planner_call_id,
+            position=call.position,
+        )
+        failure = _draft_call(draft, request, ordinal, judge, over_budget=False, takes_over=call)
+        denied = denied or failure
+    if denied is not None:
+        fail(draft, denied)
+
+
 def draft_model_uses(
     draft: Draft, decision: DecisionBase, replies: Replies | None = None
 ) -> str | None:
@@ -232,7 +255,13 @@ def _draft_calls(draft: Draft, decision: CallTools | Operate, judge: Judge) -> N
 
 
 def _draft_call(
-    draft: Draft, request: ToolRequest, ordinal: int, judge: Judge, *, over_budget: bool
+    draft: Draft,
+    request: ToolRequest,
+    ordinal: int,
+    judge: Judge,
+    *,
+    over_budget: bool,
+    takes_over: OpenCall | None = None,
 ) -> Failure | None:
     """Draft one call; return the failure that must end the run, if there is one."""
     args = clean(request.args)
@@ -243,8 +272,19 @@ def _draft_call(
     decision: PolicyDecision | None = None
     if spec is not None and problem is None:
         decision = judge.policy.judge(judge.agent, draft.view.facts, spec, args)
+    in_doubt = takes_over is not None and takes_over.may_have_happened
+    if in_doubt and decision is not None and decision.effect == "ask":
+        decision = replace(decision, effect="allow")  # the question about its outcome comes first
     kept = draft.keep(args)
-    action = _add_action(draft, request, ordinal, kept=kept, spec=spec, decision=decision)
+    action = _add_action(
+        draft,
+        request,
+        ordinal,
+        kept=kept,
+        spec=spec,
+        decision=decision,
+        key=takes_over.effect_key if takes_over is not None else None,
+    )
     loop = None
     if request.tool not in STEP_TOOLS:  # a loop around a step is the author's own
         loop = repeated(draft.view, request.tool, action.tool_call_id)
@@ -265,7 +305,9 @@ def _draft_call(
         outcome = runtime_result(ToolCallStatus.DENIED, FailureCode.POLICY_DENIED, reason)
         add_result(draft, call, outcome, by="policy")
         return None if judge.agent.deny_tells_planner else outcome.result.error
-    if decision.effect == "ask":
+    if in_doubt:
+        ask_outcome(draft, call, "the run that this one goes on from does not know the outcome")
+    elif decision.effect == "ask":
         request_approval(draft, action.tool_call_id, spec, decision)
     return None
 
@@ -298,6 +340,7 @@ def _add_action(
     kept: Kept,
     spec: ToolSpec | None,
     decision: PolicyDecision | None,
+    key: str | None,
 ) -> ActionEvent:
     tool_call_id = draft.ids.new(TOOL_CALL)
     version = spec.version if spec is not None else None
@@ -311,7 +354,7 @@ def _add_action(
         version=version,
         args=kept.inline,
         args_ref=kept.ref,
-        effect_key=effect_key(draft.view, tool_call_id, request.tool, version),
+        effect_key=key or effect_key(draft.view, tool_call_id, request.tool, version),
         side_effect=spec.side_effect if spec is not None else None,
         repeatable=spec.repeatable if spec is not None else True,
         status=status,

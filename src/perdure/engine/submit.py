@@ -35,6 +35,19 @@ class RunOrder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """How a run begins: from nothing, or from the history of another that its event names."""
+
+    event: StateEvent = StateEvent(state=RunState.PENDING)
+    step_index: int = 0
+    retry_of: str | None = None
+    forked_from: str | None = None
+
+
+FROM_NOTHING = Start()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Submitted:
     """The run under the order; `created` False when its key was known."""
 
@@ -42,7 +55,7 @@ class Submitted:
     created: bool
 
 
-async def submit_run(core: Core, order: RunOrder) -> Submitted:
+async def submit_run(core: Core, order: RunOrder, start: Start = FROM_NOTHING) -> Submitted:
     """Create the run and wake the workers.
 
     Raises NotFound for an unknown agent, version or thread, Invalid when the input does not fit
@@ -53,7 +66,7 @@ async def submit_run(core: Core, order: RunOrder) -> Submitted:
     if card is None:
         raise NotFound("no such agent or version", field="agent_id")
     _check(card, order)
-    new = _new_run(core, order, card)
+    new = _new_run(core, order, card, start)
     inserted = await core.store.insert_run(new)
     if inserted.fingerprint != order.fingerprint:
         run_id = inserted.row.facts.run_id
@@ -86,8 +99,8 @@ def _check_available(options: RunOptions) -> None:
         raise Invalid("only cancel by interrupt is available", field="/options/cancel_policy")
 
 
-def _new_run(core: Core, order: RunOrder, card: AgentCard) -> NewRun:
-    kept = keep(order.input)
+def _new_run(core: Core, order: RunOrder, card: AgentCard, start: Start) -> NewRun:
+    kept, origin = keep(order.input), start.event.origin
     run_id = core.ids.new(RUN)
     return NewRun(
         run_id=run_id,
@@ -105,6 +118,10 @@ def _new_run(core: Core, order: RunOrder, card: AgentCard) -> NewRun:
         required_runtime=RUNTIME_VERSION,
         idempotency_key=order.options.idempotency_key,
         fingerprint=order.fingerprint,
-        event=NewEvent(data=StateEvent(state=RunState.PENDING), step_index=0),
+        event=NewEvent(data=start.event, step_index=start.step_index),
+        retry_of=start.retry_of,
+        forked_from=start.forked_from,
+        origin_run_id=origin.run_id if origin is not None else None,
+        origin_seq=origin.seq if origin is not None else None,
         blobs=kept.blobs,
     )

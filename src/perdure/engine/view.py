@@ -24,12 +24,13 @@ from perdure.protocol.events import (
     ModelEvent,
     ResultEvent,
     ResumeEvent,
+    StateEvent,
     Unknown,
 )
 from perdure.protocol.failures import Failure
 from perdure.protocol.messages import Message
 from perdure.protocol.runs import Counters, RunFacts, RunRow
-from perdure.protocol.states import ToolCallStatus
+from perdure.protocol.states import Answer, ToolCallStatus
 from perdure.protocol.tools import ToolSpec
 
 
@@ -62,7 +63,12 @@ class RunView:
     def apply(self, seq: int, data: EventData | Unknown) -> None:
         """Fold the event at `seq` into the snapshot and into what the planner sees."""
         step = self.snapshot.step_index
+        cut_off = isinstance(data, StateEvent) and data.origin is not None
+        open_step = step if cut_off and self.snapshot.step_open else None
         fold(self.snapshot, seq, data)
+        if cut_off:
+            self._adopt(open_step)
+            return
         match data:
             case ModelEvent():
                 turn = self._turn(step)
@@ -86,6 +92,22 @@ class RunView:
                 self._turn(step).notes.append(data.failure)
             case ApprovalRequestEvent() | _:
                 pass
+
+    def _adopt(self, open_step: int | None) -> None:
+        """Leave out of the step that was cut off what is made anew or was never answered."""
+        self.executions, self._records, self._asks = {}, {}, {}
+        if open_step is None or not self.turns or self.turns[-1].step_index != open_step:
+            return
+        turn, inherited = self.turns[-1], self.snapshot.inherited
+        turn.calls = [item for item in turn.calls if item.tool_call_id not in inherited]
+        for ask in turn.asks:
+            if ask.outcome != "answered" or ask.answer == Answer.REJECT:
+                self._journal.forget(ask.interrupt_id)
+        turn.asks = [
+            ask for ask in turn.asks if ask.outcome == "answered" and ask.answer != Answer.REJECT
+        ]
+        if not (turn.calls or turn.asks or inherited):
+            self.turns.pop()
 
     def _turn(self, step: int) -> Turn:
         if not self.turns or self.turns[-1].step_index != step:

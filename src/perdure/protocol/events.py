@@ -30,12 +30,29 @@ from perdure.protocol.states import (
 from perdure.protocol.values import BlobRef
 
 
+class Origin(Stored):
+    """The history a run shares with another: that run's log up to `seq`, by reference (R-10.3).
+
+    `retry` asks the planner to go on, `redrive` also runs the calls again that had failed, `fork`
+    is a way of its own. `state` replaces the agent's own state when `edits_state` says so.
+    """
+
+    run_id: str
+    seq: int
+    mode: Literal["retry", "redrive", "fork"]
+    by: str = ""
+    reason: str | None = None
+    edits_state: bool = False
+    state: StoredValue = None
+
+
 class StateEvent(Stored):
     """The run moved. The first event of every run is its creation, `state` pending.
 
     `answer` stands in the terminal event of a success, `failure` in that of a failure,
     `effects` in that of a cancelled run: what cannot be undone and what was in flight.
-    `history_position` (start) tells how much of the thread the planner sees.
+    `history_position` (start) tells how much of the thread the planner sees. `origin` (creation)
+    names the history that the run begins with; then its own events follow from seq 1.
     """
 
     type: Literal["state"] = "state"
@@ -47,6 +64,7 @@ class StateEvent(Stored):
     failure: Failure | None = None
     effects: list[dict[str, StoredValue]] | None = None
     history_position: int | None = None
+    origin: Origin | None = None
 
 
 class ActionEvent(Stored):

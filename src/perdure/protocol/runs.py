@@ -134,7 +134,10 @@ class Counters(Stored):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
-    """The cold half of a run's row: written once, at creation."""
+    """The cold half of a run's row: written once, at creation.
+
+    A run with an origin begins with the log of `origin_run_id` up to `origin_seq`, by reference.
+    """
 
     run_id: str
     tenant_id: str
@@ -144,6 +147,9 @@ class RunFacts:
     root_run_id: str
     parent_run_id: str | None
     retry_of: str | None
+    forked_from: str | None = None
+    origin_run_id: str | None = None
+    origin_seq: int | None = None
     input: Value
     context: RunContext
     options: RunOptions
@@ -253,7 +259,9 @@ def next_actions(hot: RunHot) -> list[NextAction]:
     """Return what may be done next with a run, before the caller's rights are applied."""
     status = status_of(hot)
     if hot.state in TERMINAL:
-        return []
+        rolled_back = hot.cancel_action is CancelAction.ROLLBACK
+        may_retry = hot.state is RunState.FAILED and not rolled_back and hot.retained_from_seq == 1
+        return [NextAction.RETRY] if may_retry else []
     if status is RunStatus.AUTH_REQUIRED:
         return [NextAction.AUTHORISE, NextAction.CANCEL]
     if hot.open_interrupts > 0 and status is not RunStatus.CANCEL_REQUESTED:
@@ -274,6 +282,9 @@ class Run(Stored):
     root_run_id: str
     parent_run_id: str | None
     retry_of: str | None
+    forked_from: str | None
+    origin_run_id: str | None
+    origin_seq: int | None
     state: RunState
     status: RunStatus
     waiting_on: WaitingOn

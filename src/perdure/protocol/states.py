@@ -256,6 +256,7 @@ class NextAction(StrEnum):
     AUTHORISE = "authorise"
     CANCEL = "cancel"
     WAIT = "wait"
+    RETRY = "retry"
 
 
 class AttemptEnd(StrEnum):

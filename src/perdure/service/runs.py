@@ -90,7 +90,7 @@ async def create_run(
         )
     if thread_id is not None:
         known(THREAD, thread_id, "thread")
-    options = _with_key(request.options, header_key)
+    options = with_key(request.options, header_key)
     submitted = await submit_run(
         service.core,
         RunOrder(
@@ -109,7 +109,8 @@ async def create_run(
     return RunMade(run=run, created=submitted.created)
 
 
-def _with_key(options: RunOptions, header_key: str | None) -> RunOptions:
+def with_key(options: RunOptions, header_key: str | None) -> RunOptions:
+    """Return the options with the key of header or body. Raises Malformed when they differ."""
     key = options.idempotency_key
     check_storable(key, "/options/idempotency_key")
     if header_key is None:
@@ -220,6 +221,9 @@ async def view_of(service: Service, row: RunRow, *, whole: bool = False) -> Run:
         root_run_id=facts.root_run_id,
         parent_run_id=facts.parent_run_id,
         retry_of=facts.retry_of,
+        forked_from=facts.forked_from,
+        origin_run_id=facts.origin_run_id,
+        origin_seq=facts.origin_seq,
         state=hot.state,
         status=status_of(hot),
         waiting_on=waiting_on(hot),

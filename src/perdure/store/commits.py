@@ -283,6 +283,10 @@ class NewRun:
     idempotency_key: str | None
     fingerprint: str
     event: NewEvent
+    retry_of: str | None = None
+    forked_from: str | None = None
+    origin_run_id: str | None = None
+    origin_seq: int | None = None
     blobs: tuple[NewBlob, ...] = ()
     queue: str = "default"
     priority: int = 0

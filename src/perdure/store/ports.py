@@ -65,7 +65,8 @@ class Store(Protocol):
         """Create a run, or return the one under (tenant, agent, idempotency key).
 
         The run gets its first event, its input message and, unless an earlier run of its thread
-        is unfinished (then `parked_on` thread), its entry in `ready`. Concurrent calls with one
+        is unfinished (then `parked_on` thread), its entry in `ready`. It stands in the step of its
+        first event: later than 0 when it shares the steps of an origin. Concurrent calls with one
         key create one run. Raises NotFound for a thread that is not the tenant's, ThreadBusy when
         the options say `reject` and the thread has an active run.
         """

@@ -4,10 +4,18 @@ from collections.abc import Sequence
 
 from fastapi import APIRouter
 
-from perdure.bindings.native import agents, artifacts, history, interrupts, runs, threads
+from perdure.bindings.native import agents, artifacts, branches, history, interrupts, runs, threads
 
 
 def routers() -> Sequence[APIRouter]:
     """Return the routers of this binding, for `perdure.server.app.create_app`."""
-    modules = (runs, history, interrupts, threads, artifacts, agents)  # routes are tried in order
+    modules = (
+        runs,
+        branches,
+        history,
+        interrupts,
+        threads,
+        artifacts,
+        agents,
+    )  # routes are tried in order
     return [module.router for module in modules]

@@ -12,7 +12,7 @@ from perdure.server.openapi import STREAM, Responses, may_answer
 from perdure.server.sse import EventStream
 from perdure.server.stopping import while_wanted
 from perdure.service import events, runs
-from perdure.service.runs import RunRequest
+from perdure.service.runs import RunMade, RunRequest
 
 _HEADERS = {**LOCATION, **MADE_HEADERS}
 
@@ -62,6 +62,11 @@ async def start_run(
         header_key=key_of(call.request),
         trace_id=trace_of(call.request),
     )
+    return await started(call, made, wait=wait, as_stream=as_stream)
+
+
+async def started(call: Call, made: RunMade, *, wait: float, as_stream: bool) -> Response:
+    """Return the answer with a run that stands under a request."""
     headers = made_headers(f"/v1/runs/{made.run.run_id}", created=made.created)
     if as_stream:
         return await stream_of(call, made.run.run_id, 0, headers)

@@ -105,6 +105,8 @@ FIELD_NOTES: dict[str, str] = {
     "late.epoch": "cancel epoch that the execution belonged to",
     "resume.outcome": "`answered`, `expired` or `cancelled`",
     "result.by": "who knew the result: the tool, its lookup, a person, the runtime, policy",
+    "state.origin": "of a run that goes on from another: whose log it shares up to which seq, how "
+    "(`retry`, `redrive`, `fork`), who wanted it and why, and an edited agent state",
     "state.answer": "the answer; in the terminal event of a success",
     "state.code": "code of the failure, beside `failure`",
     "state.effects": "of a cancelled or failed run: effects that stay, and calls in flight",

@@ -10,13 +10,17 @@ from perdure.protocol.records import ArtifactRow
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
-@rule("I41", "The versions of an artifact's name are 1 to n within a run.")
+@rule(
+    "I41",
+    "The versions of an artifact's name are 1 to n within a run, or go on from the shared history.",
+)
 def versions_gapless(record: RunRecord) -> Found:
     versions: dict[str, list[int]] = {}
     for row in record.artifacts:
         versions.setdefault(row.name, []).append(row.version)
     for name, found in versions.items():
-        if sorted(found) != list(range(1, len(found) + 1)):
+        shared = record.sharing.artifacts.get(name, 0)
+        if sorted(found) != list(range(shared + 1, shared + len(found) + 1)):
             yield name, f"its versions are {sorted(found)[:20]}"
 
 

@@ -19,7 +19,7 @@ def counts_agree(record: RunRecord) -> Found:
         "open_children": (record.hot.open_children, 0),
         "step_index": (
             record.hot.step_index,
-            sum(step.status in _ENDED for step in record.steps),
+            record.first_step + sum(step.status in _ENDED for step in record.steps),
         ),
     }
     for name, (told, real) in counted.items():

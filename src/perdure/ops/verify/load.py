@@ -10,7 +10,9 @@ from typing import TypeVar
 
 from pydantic import JsonValue
 
-from perdure.ops.verify.record import BlobFacts, Foreign, LogLine, RunRecord
+from perdure.engine.fold import RunSnapshot
+from perdure.engine.origin import fold_origins
+from perdure.ops.verify.record import BlobFacts, Foreign, LogLine, RunRecord, Sharing
 from perdure.ops.verify.replay import Replayer, problem_of_bytes
 from perdure.protocol.codec import digest_bytes
 from perdure.protocol.events import (
@@ -64,7 +66,8 @@ def _still(row: RunRow) -> RunRow:
 async def gather(reader: Reader, row: RunRow) -> RunRecord:
     """Return all rows of a run, as they are found."""
     run_id, tenant = row.facts.run_id, row.facts.tenant_id
-    replayer = Replayer(from_start=row.hot.retained_from_seq == 1)
+    base, sharing = await _sharing(reader, row)
+    replayer = Replayer(base, from_start=row.hot.retained_from_seq == 1)
     log, checkpoints = await _read_log(reader, row, replayer)
     _note_documents(replayer, row, checkpoints)
     kept = row.hot.retained_from_seq  # a row whose event is gone cannot be compared with it
@@ -95,9 +98,29 @@ async def gather(reader: Reader, row: RunRow) -> RunRecord:
         timers=await reader.timers_of(run_id),
         is_ready=await reader.is_ready(run_id),
         thread=thread,
+        sharing=sharing,
         blobs=await _blobs(reader, row, log, artifacts, replayer),
         foreign=foreign,
     )
+
+
+# ---------------------------------------------------------------- the shared history
+
+
+async def _sharing(reader: Reader, row: RunRow) -> tuple[RunSnapshot | None, Sharing]:
+    """Fold what the run shares; None when that cannot be done."""
+    facts = row.facts
+    origin = await _other(reader, facts.origin_run_id)
+    retried = await _other(reader, facts.retry_of)
+    try:
+        base = await fold_origins(reader, facts)
+    except (LookupError, ValueError, TypeError) as error:
+        return None, Sharing(problem=str(error)[:300], origin=origin, retried=retried)
+    return base, Sharing(artifacts=dict(base.artifacts), origin=origin, retried=retried)
+
+
+async def _other(reader: Reader, run_id: str | None) -> RunRow | None:
+    return None if run_id is None else await reader.find_run(None, run_id)
 
 
 # ---------------------------------------------------------------- log and checkpoints

@@ -140,6 +140,18 @@ class Foreign:
     """The run that has it; None when no row of the run's tenant is found."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharing:
+    """What a run shares with its origin, and the runs that it names."""
+
+    artifacts: dict[str, int] = field(default_factory=dict[str, int])
+    """The version of each artifact name at the place where the run begins."""
+    problem: str | None = None
+    """Why the shared history cannot be read."""
+    origin: RunRow | None = None
+    retried: RunRow | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
     """All rows of one run. Lists are in order of their keys; `log` and `checkpoints` of seq."""
@@ -158,6 +170,7 @@ class RunRecord:
     timers: list[DueTimer] = field(default_factory=list[DueTimer])
     is_ready: bool = False
     thread: ThreadRow | None = None
+    sharing: Sharing
     blobs: dict[str, BlobFacts] = field(default_factory=dict[str, BlobFacts])
     foreign: list[Foreign] = field(default_factory=list[Foreign])
 
@@ -170,6 +183,14 @@ class RunRecord:
     def hot(self) -> RunHot:
         """The hot half of the run's row."""
         return self.row.hot
+
+    @property
+    def first_step(self) -> int:
+        """The first step of the run's own: larger than 0 for one that shares steps of another."""
+        first = self.log[0] if self.log and self.log[0].seq == 1 else None
+        if self.facts.origin_run_id is None or first is None:
+            return 0
+        return first.step_index
 
     @property
     def is_over(self) -> bool:

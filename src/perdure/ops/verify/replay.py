@@ -45,8 +45,10 @@ def problem_of_value(value: JsonValue) -> str | None:
 class Replayer:
     """Folds a log event by event and notes where it differs from what is stored."""
 
-    def __init__(self, *, from_start: bool) -> None:
-        self.replay = Replay(whole=from_start)
+    def __init__(self, base: RunSnapshot | None, *, from_start: bool) -> None:
+        self.replay = Replay(whole=from_start and base is not None)
+        if base is not None:
+            self.replay.snapshot = base
         self._differs = False
         self._speech = Speech(from_start=from_start)
         self.replay.speech_places = self._speech.places

@@ -8,10 +8,14 @@ from perdure.protocol.states import StepStatus
 _ENDED = frozenset({StepStatus.SUCCEEDED, StepStatus.FAILED, StepStatus.CANCELLED})
 
 
-@rule("I44", "Steps are numbered 0 to n - 1 without gap; at most one is open, the last.")
+@rule(
+    "I44",
+    "Steps are numbered without gap, from 0 or from where the shared history ends; at most one is "
+    "open, the last.",
+)
 def steps_gapless(record: RunRecord) -> Found:
     indexes = [step.index for step in record.steps]
-    if indexes != list(range(len(indexes))):
+    if indexes != list(range(record.first_step, record.first_step + len(indexes))):
         yield "run", f"its steps are numbered {indexes[:20]}"
     for step in record.steps:
         if step.status not in _ENDED and step.index != indexes[-1]:

@@ -10,6 +10,7 @@ from perdure.ops.verify import (
     journal,
     life,
     live,
+    origins,
     ownership,
     replay,
     steps,
@@ -35,6 +36,7 @@ RUN_RULES: tuple[Rule[RunRecord], ...] = (
     *deltas.RULES,
     *journal.RULES,
     *replay.RULES,
+    *origins.RULES,
 )
 THREAD_RULES: tuple[Rule[ThreadRecord], ...] = threads.RULES
 LIVE_RULES: tuple[Rule[Moment], ...] = live.RULES

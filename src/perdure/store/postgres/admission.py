@@ -28,7 +28,7 @@ from perdure.store.postgres.moves import leave_aside
 from perdure.store.postgres.moving import columns
 from perdure.store.postgres.rows import facts_of, hot_of, readable, run_of
 from perdure.store.postgres.statements import SQL
-from perdure.store.postgres.wire import data_out, digest_out, id_in, text_in, text_out
+from perdure.store.postgres.wire import data_out, digest_out, id_in, id_out, text_in, text_out
 
 GROUP_MAX = 64
 _SERVES_SEPARATOR = chr(31)
@@ -232,6 +232,10 @@ def _cells(new: NewRun, place: _Place) -> tuple[Any, ...]:
         TYPE_NUMBER[new.event.data.type],
         data_out(new.event.encoded()),
         new.caller.principal.encode(),
+        id_out(new.retry_of),
+        id_out(new.forked_from),
+        id_out(new.origin_run_id),
+        new.origin_seq,
     )
 
 

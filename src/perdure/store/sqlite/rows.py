@@ -53,7 +53,7 @@ Row = Sequence[Any]
 _T = TypeVar("_T")
 _U = TypeVar("_U")
 
-FACTS_WIDTH: Final = 16
+FACTS_WIDTH: Final = 19
 HOT_WIDTH: Final = 34
 FINGERPRINT: Final = FACTS_WIDTH + HOT_WIDTH
 INPUT_POSITION: Final = FINGERPRINT + 1
@@ -200,14 +200,17 @@ def read_facts(row: Row) -> RunFacts:
         root_run_id=f"run_{row[5].hex()}",
         parent_run_id=None if row[6] is None else f"run_{row[6].hex()}",
         retry_of=None if row[7] is None else f"run_{row[7].hex()}",
-        input=Value.model_validate_json(row[8]),
-        context=RunContext.model_validate_json(row[9]),
-        options=RunOptions.model_validate_json(row[10]),
-        caller=Caller.model_validate_json(row[11]),
-        trace_id=row[12],
-        created_at=from_micros(row[13]),
-        required_runtime=row[14],
-        schema_version=row[15],
+        forked_from=None if row[8] is None else f"run_{row[8].hex()}",
+        origin_run_id=None if row[9] is None else f"run_{row[9].hex()}",
+        origin_seq=row[10],
+        input=Value.model_validate_json(row[11]),
+        context=RunContext.model_validate_json(row[12]),
+        options=RunOptions.model_validate_json(row[13]),
+        caller=Caller.model_validate_json(row[14]),
+        trace_id=row[15],
+        created_at=from_micros(row[16]),
+        required_runtime=row[17],
+        schema_version=row[18],
     )
 
 

@@ -8,7 +8,7 @@ from pydantic import JsonValue
 
 from perdure.protocol import ids
 from perdure.protocol.errors import Conflict, NotFound, ThreadBusy
-from perdure.protocol.events import StateEvent
+from perdure.protocol.events import NewEvent, Origin, StateEvent
 from perdure.protocol.messages import Role
 from perdure.protocol.states import ParkedOn, RunState
 from perdure.store.commits import DueTimer, Inserted, NewBlob, NewRun, TimerKind
@@ -49,6 +49,32 @@ class InsertContract(Contract):
         assert (facts.caller, facts.trace_id) == (new.caller, new.trace_id)
         assert (facts.created_at, facts.required_runtime) == (clock(), new.required_runtime)
         assert (await look(reader, new.run_id)).facts == facts
+
+    async def test_a_run_keeps_whose_history_it_shares(self, store: Store, reader: Reader) -> None:
+        failed = new_run()
+        await store.insert_run(failed)
+        event = NewEvent(
+            data=StateEvent(
+                state=RunState.PENDING,
+                origin=Origin(run_id=failed.run_id, seq=1, mode="retry", by="local"),
+            ),
+            step_index=4,
+        )
+        new = replace(
+            new_run(thread_id=failed.thread_id),
+            event=event,
+            retry_of=failed.run_id,
+            forked_from=failed.run_id,
+            origin_run_id=failed.run_id,
+            origin_seq=1,
+        )
+        row = (await store.insert_run(new)).row
+        assert row == await look(reader, new.run_id)
+        assert (row.facts.retry_of, row.facts.forked_from) == (failed.run_id, failed.run_id)
+        assert (row.facts.origin_run_id, row.facts.origin_seq) == (failed.run_id, 1)
+        assert row.hot.step_index == 4
+        [first] = await history(reader, new.run_id)
+        assert first.data == event.data
 
     async def test_the_first_event_is_the_given_one(
         self, store: Store, reader: Reader, clock: FakeClock

@@ -23,7 +23,10 @@ CREATE TABLE runs (
     root_run_id uuid NOT NULL,
     parent_run_id uuid,
     retry_of uuid,
+    forked_from uuid,
+    origin_run_id uuid,
     created_at timestamptz NOT NULL,
+    origin_seq integer,
     input_position integer NOT NULL,
     max_attempts integer NOT NULL,
     required_runtime integer NOT NULL,
@@ -39,11 +42,14 @@ CREATE TABLE runs (
     input bytea NOT NULL,
     context bytea NOT NULL,
     options bytea NOT NULL,
-    caller bytea NOT NULL
+    caller bytea NOT NULL,
+    CHECK ((origin_run_id IS NULL) = (origin_seq IS NULL))
 );
 CREATE INDEX runs_by_tenant ON runs (tenant_id, run_id);
 CREATE INDEX runs_by_thread ON runs (thread_id, input_position);
 CREATE INDEX runs_by_parent ON runs (parent_run_id, run_id) WHERE parent_run_id IS NOT NULL;
+-- Who shares a run's log: events up to the largest `origin_seq` must be kept as long as these runs.
+CREATE INDEX runs_by_origin ON runs (origin_run_id, origin_seq) WHERE origin_run_id IS NOT NULL;
 CREATE UNIQUE INDEX runs_by_key ON runs (tenant_id, agent_id, idempotency_key)
     WHERE idempotency_key IS NOT NULL;
 
@@ -92,7 +98,8 @@ CREATE INDEX run_state_unfinished ON run_state (run_id) WHERE finished_at IS NUL
 
 CREATE VIEW run_rows AS
 SELECT r.run_id, r.tenant_id, r.agent_id, r.agent_version, r.thread_id, r.root_run_id,
-       r.parent_run_id, r.retry_of, r.input, r.context, r.options, r.caller, r.trace_id,
+       r.parent_run_id, r.retry_of, r.forked_from, r.origin_run_id, r.origin_seq,
+       r.input, r.context, r.options, r.caller, r.trace_id,
        r.created_at, r.required_runtime, r.schema_version, r.fingerprint, r.input_position,
        r.max_attempts,
        s.state, s.step_index, s.last_seq, s.retained_from_seq, s.attempt, s.faults, s.lease_owner,

@@ -49,7 +49,8 @@ SELECT r.*, a.end_reason, coalesce($2::timestamptz, now()) AS now
  ) AS s
  CROSS JOIN LATERAL (
     SELECT n.run_id, n.tenant_id, n.agent_id, n.agent_version, n.thread_id, n.root_run_id,
-           n.parent_run_id, n.retry_of, n.input, n.context, n.options, n.caller, n.trace_id,
+           n.parent_run_id, n.retry_of, n.forked_from, n.origin_run_id, n.origin_seq,
+           n.input, n.context, n.options, n.caller, n.trace_id,
            n.created_at, n.required_runtime, n.schema_version, n.input_position,
            s.state, s.step_index, s.last_seq, s.retained_from_seq, s.attempt, s.faults,
            s.lease_owner, s.lease_token, s.lease_expires_at, s.cancel_epoch, s.cancel_action,

@@ -16,6 +16,9 @@ CREATE TABLE runs (
     root_run_id BLOB NOT NULL CHECK (length(root_run_id) = 16),
     parent_run_id BLOB CHECK (length(parent_run_id) = 16),
     retry_of BLOB CHECK (length(retry_of) = 16),
+    forked_from BLOB CHECK (length(forked_from) = 16),
+    origin_run_id BLOB CHECK (length(origin_run_id) = 16),
+    origin_seq INTEGER,
     queue TEXT NOT NULL,
     priority INTEGER NOT NULL,
     max_attempts INTEGER NOT NULL,
@@ -29,13 +32,16 @@ CREATE TABLE runs (
     input BLOB NOT NULL,
     context BLOB NOT NULL,
     options BLOB NOT NULL,
-    caller BLOB NOT NULL
+    caller BLOB NOT NULL,
+    CHECK ((origin_run_id IS NULL) = (origin_seq IS NULL))
 ) STRICT;
 
 CREATE UNIQUE INDEX runs_by_idempotency_key ON runs (tenant_id, agent_id, idempotency_key)
 WHERE idempotency_key IS NOT NULL;
 CREATE INDEX runs_by_thread ON runs (thread_id, run_id);
 CREATE INDEX runs_by_parent ON runs (parent_run_id, run_id) WHERE parent_run_id IS NOT NULL;
+-- Who shares a run's log: events up to the largest `origin_seq` must be kept as long as these runs.
+CREATE INDEX runs_by_origin ON runs (origin_run_id, origin_seq) WHERE origin_run_id IS NOT NULL;
 
 CREATE TABLE run_state (
     run_id BLOB NOT NULL PRIMARY KEY CHECK (length(run_id) = 16),
@@ -119,8 +125,8 @@ END;
 CREATE VIEW run_rows AS
 SELECT
     r.run_id, r.tenant_id, r.agent_id, r.agent_version, r.thread_id, r.root_run_id,
-    r.parent_run_id, r.retry_of, r.input, r.context, r.options, r.caller, r.trace_id,
-    r.created_at, r.required_runtime, r.schema_version,
+    r.parent_run_id, r.retry_of, r.forked_from, r.origin_run_id, r.origin_seq, r.input, r.context,
+    r.options, r.caller, r.trace_id, r.created_at, r.required_runtime, r.schema_version,
     s.state, s.step_index, s.last_seq, s.retained_from_seq, s.attempt, s.faults, s.lease_owner,
     s.lease_token, s.lease_expires_at, s.cancel_epoch, s.cancel_action, s.parked_on,
     s.waiting_kind, s.waiting_since, s.wake_at, s.deadline_at, s.code, s.open_calls,

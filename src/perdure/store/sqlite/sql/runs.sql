@@ -3,9 +3,11 @@
 -- name: insert_run
 INSERT INTO runs (
     run_id, tenant_id, agent_id, agent_version, thread_id, root_run_id, parent_run_id, retry_of,
-    queue, priority, max_attempts, required_runtime, schema_version, input_position, trace_id,
+    forked_from, origin_run_id, origin_seq, queue, priority, max_attempts, required_runtime, schema_version, input_position, trace_id,
     idempotency_key, fingerprint, created_at, input, context, options, caller
-) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+) VALUES (
+    ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?
+);
 
 -- name: insert_run_state
 INSERT INTO run_state (

@@ -1,0 +1,52 @@
+"""Going on from a run's history."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Body
+from starlette.responses import Response
+
+from perdure.bindings.native.starting import STARTED, started
+from perdure.protocol.runs import Run
+from perdure.server.asgi import StrictRoute
+from perdure.server.call import AcceptHeader, InCall, Wait, example, trace_of, wants_stream
+from perdure.server.idempotency import RunKey, key_of
+from perdure.server.openapi import may_answer
+from perdure.service import branches
+from perdure.service.branches import RetryRequest
+
+router = APIRouter(prefix="/v1", route_class=StrictRoute, tags=["runs"])
+
+
+@router.post(
+    "/runs/{run_id}/retry",
+    operation_id="retry_run",
+    summary="Retry a failed run",
+    status_code=202,
+    response_model=Run,
+    responses={**STARTED, **may_answer("gone")},
+)
+async def retry_run(
+    call: InCall,
+    run_id: str,
+    body: Annotated[
+        RetryRequest | None,
+        Body(openapi_examples=example({"reason": "the model is back", "redrive": False})),
+    ] = None,
+    wait: Wait = 0,
+    idempotency_key: RunKey = None,
+    accept: AcceptHeader = None,
+) -> Response:
+    """Open a new run on the same thread, linked by `retry_of`, that goes on where the failed one
+    ended: finished steps and calls are shared and not run again. Only for runs that failed, also
+    cancelled ones, but not after a rollback. The run itself stays as it is."""
+    del idempotency_key  # read from the raw header, as bytes
+    as_stream = wants_stream(accept, default=False)
+    made = await branches.retry(
+        call.service,
+        call.principal,
+        run_id,
+        body or RetryRequest(),
+        header_key=key_of(call.request),
+        trace_id=trace_of(call.request),
+    )
+    return await started(call, made, wait=wait, as_stream=as_stream)

@@ -1,0 +1,104 @@
+"""Opening a run that shares the history of another (R-10.3).
+
+The new run names the place where its history begins; nothing is copied. It is a run of its own
+in every other way: its log starts at seq 1, it has its own attempts, limits and use.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from perdure.engine.core import Core
+from perdure.engine.fold import fold
+from perdure.engine.origin import (
+    OriginGone,
+    Shared,
+    end_of_work,
+    fold_origins,
+    last_failed_calls,
+    origins_of,
+    shared_log,
+)
+from perdure.engine.submit import RunOrder, Start, Submitted, submit_run
+from perdure.protocol.errors import Conflict, Gone, Invalid
+from perdure.protocol.events import Origin, StateEvent
+from perdure.protocol.records import CheckpointRow
+from perdure.protocol.runs import RunRow
+from perdure.protocol.states import CancelAction, RunState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BranchWish:
+    """How a run is to go on from the history of another, and who wants it."""
+
+    mode: Literal["retry", "redrive"]
+    by: str
+    reason: str | None = None
+    checkpoint: CheckpointRow | None = None
+
+
+async def retry_run(core: Core, row: RunRow, order: RunOrder, wish: BranchWish) -> Submitted:
+    """Open a run that goes on where a failed one ended, or from the checkpoint that is named.
+
+    Raises Conflict for a run that has not failed or was rolled back, Gone when its beginning is no
+    longer kept, Invalid for a checkpoint that is not of its history; else as `submit_run`.
+    """
+    if row.hot.state is not RunState.FAILED:
+        raise Conflict(f"only a failed run can be retried; this one is {row.hot.state}")
+    if row.hot.cancel_action is CancelAction.ROLLBACK:
+        raise Conflict("the run was rolled back: its state is discarded")
+    try:
+        place = await _retry_place(core, row, wish)
+        event = StateEvent(state=RunState.PENDING, origin=_origin(place, wish))
+        start = Start(
+            event=event,
+            step_index=await _first_step(core, row, event),
+            retry_of=row.facts.run_id,
+        )
+    except OriginGone as error:
+        raise Gone(f"the history is no longer kept: {error}") from error
+    except ValueError as error:
+        raise Conflict(f"the run needs repair: {error}") from error
+    return await submit_run(core, order, start)
+
+
+def _origin(place: Shared, wish: BranchWish) -> Origin:
+    return Origin(
+        run_id=place.facts.run_id,
+        seq=place.until,
+        mode=wish.mode,
+        by=wish.by,
+        reason=wish.reason,
+    )
+
+
+async def _retry_place(core: Core, row: RunRow, wish: BranchWish) -> Shared:
+    """Return where the retry begins: the end of the work, or of the checkpoint that is named."""
+    end = end_of_work(
+        await shared_log(core.reader, Shared(facts=row.facts, until=row.hot.last_seq))
+    )
+    history = [*await origins_of(core.reader, row.facts), Shared(facts=row.facts, until=end)]
+    if wish.checkpoint is not None:
+        return place_of(wish.checkpoint, history)
+    if wish.mode == "redrive":
+        return await last_failed_calls(core.reader, history)
+    return history[-1]
+
+
+def place_of(checkpoint: CheckpointRow, history: list[Shared]) -> Shared:
+    """Return the place of a checkpoint in a history. Raises Invalid when it is not in it."""
+    for shared in history:
+        if shared.facts.run_id == checkpoint.run_id and checkpoint.seq <= shared.until:
+            return replace(shared, until=checkpoint.seq)
+    raise Invalid(
+        "the checkpoint is not in the history that the run can go on from", field="/checkpoint_id"
+    )
+
+
+async def _first_step(core: Core, row: RunRow, event: StateEvent) -> int:
+    """Return the step that a run with this first event begins in."""
+    assert event.origin is not None
+    origin = event.origin
+    facts = replace(row.facts, origin_run_id=origin.run_id, origin_seq=origin.seq)
+    snapshot = await fold_origins(core.reader, facts)
+    fold(snapshot, 1, event)
+    return snapshot.step_index

@@ -1,0 +1,33 @@
+"""Making ready a call that a run takes over from its origin."""
+
+from dataclasses import replace
+
+from perdure.engine.core import Core
+from perdure.engine.fold import OpenCall
+from perdure.engine.history import load_value
+from perdure.engine.view import RunView
+from perdure.protocol.states import ToolCallStatus
+from perdure.protocol.values import Value
+
+_MAY_HAVE_HAPPENED = frozenset(
+    {
+        ToolCallStatus.RUNNING,
+        ToolCallStatus.PENDING,
+        ToolCallStatus.SUCCEEDED,
+        ToolCallStatus.PARTIAL,
+        ToolCallStatus.UNKNOWN,
+    }
+)
+
+
+async def taken_over(core: Core, view: RunView, call: OpenCall) -> OpenCall:
+    """Return the call with its arguments whole, and whether its effect may have happened.
+
+    What has become of it since the shared part of the log is read from its row.
+    """
+    tenant = view.facts.tenant_id
+    args = await load_value(core, tenant, Value(inline=call.args, ref=call.args_ref))
+    row = await core.reader.find_tool_call(tenant, call.tool_call_id)
+    status = call.status if row is None else row.status
+    in_doubt = call.may_have_happened or status in _MAY_HAVE_HAPPENED
+    return replace(call, args=args, may_have_happened=in_doubt and not call.repeatable)

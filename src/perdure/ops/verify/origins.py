@@ -1,0 +1,49 @@
+"""Runs that share the history of another."""
+
+from perdure.ops.verify.checks import Found, rule
+from perdure.ops.verify.record import RunRecord
+from perdure.protocol.events import StateEvent
+from perdure.protocol.states import RunState
+
+
+@rule(
+    "H8",
+    "A run with an origin says so in its first event, and in no other; the origin is of the same "
+    "tenant, and its events are kept up to the place that is shared.",
+)
+def origin_is_told(record: RunRecord) -> Found:
+    facts, sharing = record.facts, record.sharing
+    named = None if facts.origin_run_id is None else (facts.origin_run_id, facts.origin_seq)
+    for line, data in record.of(StateEvent):
+        told = None if data.origin is None else (data.origin.run_id, data.origin.seq)
+        if told != (named if line.seq == 1 else None):
+            yield line.name, f"it tells the origin {told}, the row {named}"
+    if named is None:
+        return
+    if sharing.problem is not None:
+        yield "run", f"its shared history cannot be read: {sharing.problem}"
+    if sharing.origin is None:
+        return
+    if sharing.origin.facts.tenant_id != facts.tenant_id:
+        yield "run", f"its origin is of {sharing.origin.facts.tenant_id}"
+    if not 1 <= (facts.origin_seq or 0) <= sharing.origin.hot.last_seq:
+        yield "run", f"it shares {facts.origin_seq} events, there are {sharing.origin.hot.last_seq}"
+
+
+@rule("H9", "A retry is of a failed run of its thread, its agent and its tenant.")
+def retry_of_a_failure(record: RunRecord) -> Found:
+    facts, retried = record.facts, record.sharing.retried
+    if facts.retry_of is None:
+        return
+    if retried is None:
+        yield "run", f"there is no run {facts.retry_of}"
+        return
+    if retried.hot.state is not RunState.FAILED:
+        yield "run", f"it retries {facts.retry_of}, which is {retried.hot.state}"
+    mine = (facts.tenant_id, facts.thread_id, facts.agent_id)
+    theirs = (retried.facts.tenant_id, retried.facts.thread_id, retried.facts.agent_id)
+    if mine != theirs:
+        yield "run", f"it is of {mine}, the run that it retries of {theirs}"
+
+
+RULES = (origin_is_told, retry_of_a_failure)

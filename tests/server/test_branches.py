@@ -1,0 +1,49 @@
+"""Going on from a run's history over HTTP: retry."""
+
+from collections.abc import AsyncGenerator
+
+import pytest
+
+from tests.server.world import World, open_world
+
+
+@pytest.fixture
+async def world() -> AsyncGenerator[World]:
+    async with open_world() as opened:
+        yield opened
+
+
+async def test_a_failed_run_is_retried_once_per_key_and_linked(world: World) -> None:
+    """R-10.3, R-3.2: a new run on the same thread; the answer shows whose history it shares."""
+    failed = await world.start("broken", wait=5)
+    assert "retry" in failed["next_actions"]
+    path = f"/v1/runs/{failed['run_id']}/retry"
+    body = {"reason": "mended", "options": {"max_attempts": 1}}
+    made = await world.http.post(path, json=body, headers={"Idempotency-Key": "k"})
+    again = await world.http.post(path, json=body, headers={"Idempotency-Key": "k"})
+    other = await world.http.post(path, headers={"Idempotency-Key": "k"})
+    run = made.json()
+    assert (made.status_code, made.headers["Location"]) == (202, f"/v1/runs/{run['run_id']}")
+    assert (run["retry_of"], run["origin_run_id"]) == (failed["run_id"], failed["run_id"])
+    assert (run["thread_id"], run["step_index"]) == (failed["thread_id"], 1)
+    assert again.json()["run_id"] == run["run_id"]
+    assert again.headers["Idempotency-Replayed"] == "true"
+    assert (other.status_code, other.json()["code"]) == (409, "idempotency_mismatch")
+
+
+async def test_what_cannot_be_retried_is_refused_and_changes_nothing(world: World) -> None:
+    """R-10.3."""
+    done = await world.start("echo", wait=5)
+    failed = await world.start("broken", wait=5)
+    path = f"/v1/runs/{failed['run_id']}/retry"
+    for url, body, status, code in (
+        (f"/v1/runs/{done['run_id']}/retry", {}, 409, "conflict"),
+        (f"/v1/runs/run_{'0' * 32}/retry", {}, 404, "not_found"),
+        (path, {"checkpoint_id": "ckp_" + "0" * 32}, 404, "not_found"),
+        (path, {"options": {"agent_version": "9"}}, 404, "not_found"),
+        (path, {"redrive": "maybe", "more": 1}, 422, "invalid"),
+    ):
+        answer = await world.http.post(url, json=body)
+        assert (answer.status_code, answer.json()["code"]) == (status, code), url
+    listed = (await world.http.get("/v1/runs")).json()["items"]
+    assert len(listed) == 2
