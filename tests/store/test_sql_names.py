@@ -21,6 +21,7 @@ ONLY_POSTGRES = {
     "insert_events": SET_ORIENTED,
     "insert_timers": SET_ORIENTED,
     "keep_run_blobs": SET_ORIENTED,
+    "lock_origin": LOCKS,
     "lock_ready_runs": LOCKS,
     "lock_run": LOCKS,
     "lock_runs": LOCKS,

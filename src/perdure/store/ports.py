@@ -67,8 +67,9 @@ class Store(Protocol):
         The run gets its first event, its input message and, unless an earlier run of its thread
         is unfinished (then `parked_on` thread), its entry in `ready`. It stands in the step of its
         first event: later than 0 when it shares the steps of an origin. Concurrent calls with one
-        key create one run. Raises NotFound for a thread that is not the tenant's, ThreadBusy when
-        the options say `reject` and the thread has an active run.
+        key create one run. Raises Gone when the history of its origin is no longer whole, NotFound
+        for a thread that is not the tenant's, ThreadBusy when the options say `reject` and the
+        thread has an active run.
         """
         ...
 
@@ -154,7 +155,8 @@ class Store(Protocol):
     ) -> Swept:
         """Look at up to `limit` runs with a larger id and drop the history of those that are due.
 
-        Of an ended run that its rule no longer keeps, the events before the terminal one and all
+        Of an ended run that its rule no longer keeps, and whose history no other run shares that
+        has its own still, the events before the terminal one and all
         checkpoints go, `retained_from_seq` becomes the terminal seq, and content that only they
         referred to is no longer in use. The row, the terminal event, attempts, steps, calls with
         their external references, interrupts, artifacts and messages stay (R-6.8).

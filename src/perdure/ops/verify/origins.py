@@ -20,7 +20,7 @@ def origin_is_told(record: RunRecord) -> Found:
             yield line.name, f"it tells the origin {told}, the row {named}"
     if named is None:
         return
-    if sharing.problem is not None:
+    if sharing.problem is not None and record.hot.retained_from_seq == 1:
         yield "run", f"its shared history cannot be read: {sharing.problem}"
     if sharing.origin is None:
         return

@@ -187,10 +187,11 @@ class RunRecord:
     @property
     def first_step(self) -> int:
         """The first step of the run's own: larger than 0 for one that shares steps of another."""
-        first = self.log[0] if self.log and self.log[0].seq == 1 else None
-        if self.facts.origin_run_id is None or first is None:
+        if self.facts.origin_run_id is None:
             return 0
-        return first.step_index
+        if self.log and self.log[0].seq == 1:
+            return self.log[0].step_index
+        return min((step.index for step in self.steps), default=self.hot.step_index)
 
     @property
     def is_over(self) -> bool:

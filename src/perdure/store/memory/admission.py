@@ -3,7 +3,7 @@
 from dataclasses import replace
 from datetime import datetime
 
-from perdure.protocol.errors import Conflict, NotFound, ThreadBusy
+from perdure.protocol.errors import Conflict, Gone, NotFound, ThreadBusy
 from perdure.protocol.messages import Role
 from perdure.protocol.records import AttemptRow, MessageRow, ThreadRow
 from perdure.store import rules
@@ -16,6 +16,7 @@ def insert(tables: Tables, new: NewRun, now: datetime) -> Inserted:
     known = _known(tables, new)
     if known is not None:
         return Inserted(row=known.row, created=False, fingerprint=known.fingerprint)
+    _check_origin(tables, new)
     thread = _thread_of(tables, new, now)
     queued = thread.active_run_id is not None
     if queued and new.options.multitask_strategy == "reject":
@@ -44,6 +45,14 @@ def _known(tables: Tables, new: NewRun) -> Run | None:
         return None
     run_id = tables.keys.get((new.tenant_id, new.agent_id, new.idempotency_key))
     return None if run_id is None else tables.runs[run_id]
+
+
+def _check_origin(tables: Tables, new: NewRun) -> None:
+    if new.origin_run_id is None:
+        return
+    origin = tables.runs.get(new.origin_run_id)
+    if origin is None or origin.hot.retained_from_seq > 1:
+        raise Gone("the history that the run is to share is no longer kept")
 
 
 def _thread_of(tables: Tables, new: NewRun, now: datetime) -> ThreadRow:

@@ -15,10 +15,22 @@ def expire_history(
     now = tables.clock()
     later = sorted(run_id for run_id in tables.runs if after is None or run_id > after)
     page = [tables.runs[run_id] for run_id in later[:limit]]
-    due = [run for run in page if rules.history_is_due(run.hot, run.facts.tenant_id, keep, now)]
+    due = [
+        run
+        for run in page
+        if rules.history_is_due(run.hot, run.facts.tenant_id, keep, now)
+        and not _is_shared(tables, run)
+    ]
     for run in due:
         _drop(tables, run)
     return Swept(runs=len(due), after=later[limit - 1] if len(later) > limit else None)
+
+
+def _is_shared(tables: Tables, run: Run) -> bool:
+    return any(
+        other.facts.origin_run_id == run.facts.run_id and other.hot.retained_from_seq == 1
+        for other in tables.runs.values()
+    )
 
 
 def _drop(tables: Tables, run: Run) -> None:

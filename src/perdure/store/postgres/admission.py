@@ -14,7 +14,14 @@ from typing import Any
 import anyio
 
 from perdure.protocol.base import SCHEMA_VERSION
-from perdure.protocol.errors import Conflict, NotFound, PerdureError, ThreadBusy, Unreadable
+from perdure.protocol.errors import (
+    Conflict,
+    Gone,
+    NotFound,
+    PerdureError,
+    ThreadBusy,
+    Unreadable,
+)
 from perdure.protocol.events import TYPE_NUMBER, NewEvent
 from perdure.protocol.ids import RUN, hex_of
 from perdure.protocol.runs import RunRow
@@ -119,6 +126,7 @@ class Admission:
             known = await _find_known(connection, new)
             if known is not None:
                 return known
+            await _hold_origin(connection, new)
             place = await _place(connection, new)
             if new.blobs:
                 await keep_blobs(connection, new, self._now())
@@ -134,7 +142,7 @@ def _by_key(one: _Waiting) -> tuple[str, str]:
 
 
 def _travels(new: NewRun) -> bool:
-    return new.creates_thread and not new.blobs
+    return new.creates_thread and not new.blobs and new.origin_run_id is None
 
 
 def _are_distinct(group: Sequence[_Waiting]) -> bool:
@@ -164,6 +172,14 @@ async def _find_known(connection: Connection, new: NewRun) -> Inserted | None:
         return None
     fingerprint = text_in(rows[0]["fingerprint"]) or ""
     return Inserted(row=run_of(rows[0]), created=False, fingerprint=fingerprint)
+
+
+async def _hold_origin(connection: Connection, new: NewRun) -> None:
+    if new.origin_run_id is None:
+        return
+    rows = await connection.fetch(SQL["lock_origin"], hex_of(new.origin_run_id))
+    if not rows or rows[0]["retained_from_seq"] > 1:
+        raise Gone("the history that the run is to share is no longer kept")
 
 
 async def _place(connection: Connection, new: NewRun) -> _Place:

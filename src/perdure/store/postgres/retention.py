@@ -32,7 +32,10 @@ async def expire_history(
     last = id_in(RUN, page[-1]["run_id"]) if len(page) == limit else None
     if not due:
         return Swept(runs=0, after=last)
-    return Swept(runs=len(await connection.fetch(SQL["drop_history"], due)), after=last)
+    await connection.fetch(SQL["lock_runs"], sorted(due), clock)
+    shared = {row["run_id"] for row in await connection.fetch(SQL["find_sharer"], due)}
+    free = [run for run in due if run not in shared]
+    return Swept(runs=len(await connection.fetch(SQL["drop_history"], free)), after=last)
 
 
 async def expire_blobs(

@@ -9,7 +9,7 @@ from typing import Final
 
 from perdure.protocol.base import to_micros
 from perdure.protocol.codec import encode
-from perdure.protocol.errors import Conflict, NotFound, ThreadBusy
+from perdure.protocol.errors import Conflict, Gone, NotFound, ThreadBusy
 from perdure.protocol.messages import Role
 from perdure.protocol.records import MessageRow, ThreadRow
 from perdure.protocol.runs import RunFacts, RunRow
@@ -52,6 +52,7 @@ def insert_run(tx: Transaction, new: NewRun) -> Inserted:
         return Inserted(
             row=read_row(read_run, known), created=False, fingerprint=known[FINGERPRINT]
         )
+    _check_origin(tx, new)
     queued = _enter_thread(tx, new, run, thread)
     facts = rules.first_facts(new, tx.now)
     hot = rules.first_hot(new, tx.now, queued=queued)
@@ -75,6 +76,14 @@ def _find_known(tx: Transaction, new: NewRun, run: bytes) -> Row | None:
     if known is None and new.idempotency_key is not None:
         known = tx.one("find_idempotent_run", new.tenant_id, new.agent_id, new.idempotency_key)
     return known
+
+
+def _check_origin(tx: Transaction, new: NewRun) -> None:
+    if new.origin_run_id is None:
+        return
+    origin = tx.load(pack_id(new.origin_run_id))
+    if origin is None or origin.hot.retained_from_seq > 1:
+        raise Gone("the history that the run is to share is no longer kept")
 
 
 def _enter_thread(tx: Transaction, new: NewRun, run: bytes, thread: bytes) -> bool:

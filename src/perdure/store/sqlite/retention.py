@@ -22,6 +22,8 @@ def _drop(tx: Transaction, run: bytes, tenant_id: str, keep: Sequence[RetentionR
     kept = tx.load(run)
     if kept is None or not rules.history_is_due(kept.hot, tenant_id, keep, tx.now):
         return False
+    if tx.one("find_sharer", run) is not None:
+        return False
     seq = rules.drop_history(kept.hot).retained_from_seq
     tx.run("delete_history", run, seq)
     tx.run("delete_checkpoints", run)

@@ -2,7 +2,10 @@
 
 from dataclasses import replace
 
+import pytest
+
 from perdure.protocol.codec import digest_bytes
+from perdure.protocol.errors import Gone
 from perdure.protocol.states import RunState
 from perdure.store.commits import NewBlob, RetentionRule
 from perdure.store.ports import Reader, Store
@@ -123,6 +126,25 @@ class RetentionContract(Contract):
         assert await store.expire_blobs(DAY_S - 1, 10) == 1
         assert await reader.read_blob(tenant, own.digest) is None
         assert await reader.read_blob(tenant, shared.digest) == shared.data
+
+    async def test_a_shared_history_stays_as_long_as_those_who_share_it(
+        self, store: Store, reader: Reader, clock: FakeClock
+    ) -> None:
+        """R-10.3, R-6.8: first the run that shares it, then the shared one."""
+        origin = await claimed(store)
+        run_id = origin.row.facts.run_id
+        await finish(store, reader, run_id)
+        sharing = replace(new_run(), origin_run_id=run_id, origin_seq=2)
+        await store.insert_run(sharing)
+        clock.advance(2 * DAY_S)
+        assert (await store.expire_history(KEEP_A_DAY, after=None, limit=10)).runs == 0
+        await finish(store, reader, sharing.run_id)
+        clock.advance(2 * DAY_S)
+        assert (await store.expire_history(KEEP_A_DAY, after=None, limit=10)).runs == 1
+        assert (await look(reader, sharing.run_id)).hot.retained_from_seq > 1
+        assert (await store.expire_history(KEEP_A_DAY, after=None, limit=10)).runs == 1
+        with pytest.raises(Gone):
+            await store.insert_run(replace(new_run(), origin_run_id=run_id, origin_seq=2))
 
     async def test_input_and_answer_outlive_the_history(
         self, store: Store, reader: Reader, clock: FakeClock

@@ -6,6 +6,10 @@ SELECT * FROM run_rows AS r
     OR r.run_id = (SELECT n.run_id FROM runs AS n
                     WHERE n.tenant_id = $2 AND n.agent_id = $3 AND n.idempotency_key = $4);
 
+-- name: lock_origin
+-- Retention waits for the run that is about to share this history, and then finds it.
+SELECT retained_from_seq FROM run_state WHERE run_id = $1::uuid FOR SHARE;
+
 -- name: insert_run
 -- A group of runs with all that belongs to them. `creates` tells whose thread is new;
 -- `active` is the active run of the others' thread, which the caller has locked.

@@ -8,6 +8,12 @@ SELECT s.*, r.tenant_id, coalesce($3::timestamptz, now()) AS now
  ORDER BY r.run_id
  LIMIT $2;
 
+-- name: find_sharer
+-- Whose histories are shared by runs that have their own still. The rows asked about are locked.
+SELECT DISTINCT r.origin_run_id AS run_id
+  FROM runs AS r JOIN run_state AS s ON s.run_id = r.run_id
+ WHERE r.origin_run_id = ANY ($1::uuid[]) AND s.retained_from_seq = 1;
+
 -- name: drop_history
 WITH u AS MATERIALIZED (
     SELECT s.run_id, s.terminal_seq

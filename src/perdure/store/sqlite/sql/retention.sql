@@ -3,6 +3,10 @@
 -- name: page_of_runs
 SELECT run_id, tenant_id FROM runs WHERE run_id > ? ORDER BY run_id LIMIT ?;
 
+-- name: find_sharer
+SELECT 1 FROM runs AS r CROSS JOIN run_state AS s ON s.run_id = r.run_id
+WHERE r.origin_run_id = ? AND s.retained_from_seq = 1 LIMIT 1;
+
 -- name: delete_history
 DELETE FROM events WHERE run_id = ? AND seq < ?;
 
