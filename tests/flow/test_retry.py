@@ -48,7 +48,7 @@ class Moody:
             del shown[name]
         self.seen.append((context.step_index, to_json(shown)))
         if context.step_index == self.fails_at and not self.well:
-            return GiveUp(code="MODEL_ERROR", reason="no idea")
+            return GiveUp(code=FailureCode.MODEL_ERROR, reason="no idea")
         return self.script[context.step_index]
 
 

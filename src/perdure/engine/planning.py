@@ -269,12 +269,10 @@ def _draft_call(
     problem = _problem(draft.view, request, args, spec, judge.tools)
     if over_budget:
         problem = problem or (ToolCallStatus.DENIED, calls_used_up(draft.view))
+    in_doubt = takes_over is not None and takes_over.may_have_happened
     decision: PolicyDecision | None = None
     if spec is not None and problem is None:
-        decision = judge.policy.judge(judge.agent, draft.view.facts, spec, args)
-    in_doubt = takes_over is not None and takes_over.may_have_happened
-    if in_doubt and decision is not None and decision.effect == "ask":
-        decision = replace(decision, effect="allow")  # the question about its outcome comes first
+        decision = _judged(draft, judge, spec, args, in_doubt=in_doubt)
     kept = draft.keep(args)
     action = _add_action(
         draft,
@@ -305,11 +303,27 @@ def _draft_call(
         outcome = runtime_result(ToolCallStatus.DENIED, FailureCode.POLICY_DENIED, reason)
         add_result(draft, call, outcome, by="policy")
         return None if judge.agent.deny_tells_planner else outcome.result.error
+    _ask_first(draft, call, spec, decision, in_doubt=in_doubt)
+    return None
+
+
+def _judged(
+    draft: Draft, judge: Judge, spec: ToolSpec, args: JsonValue, *, in_doubt: bool
+) -> PolicyDecision:
+    """Return policy's decision; where the outcome is in doubt, that question comes first."""
+    decision = judge.policy.judge(judge.agent, draft.view.facts, spec, args)
+    asks = in_doubt and decision.effect == "ask"
+    return replace(decision, effect="allow") if asks else decision
+
+
+def _ask_first(
+    draft: Draft, call: OpenCall, spec: ToolSpec, decision: PolicyDecision, *, in_doubt: bool
+) -> None:
+    """Draft the question that a person has to answer before the call runs, if there is one."""
     if in_doubt:
         ask_outcome(draft, call, "the run that this one goes on from does not know the outcome")
     elif decision.effect == "ask":
-        request_approval(draft, action.tool_call_id, spec, decision)
-    return None
+        request_approval(draft, call.tool_call_id, spec, decision)
 
 
 def _problem(
