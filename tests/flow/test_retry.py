@@ -4,10 +4,12 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, cast
 
+import anyio
 import pytest
 from pydantic import JsonValue
 from pydantic_core import to_json
 
+from perdure.agents.code import Context, agent
 from perdure.engine.context import PlannerContext
 from perdure.engine.ports import HostedAgent, ToolGrant
 from perdure.protocol.decisions import Ask, Decision, Finish, GiveUp, ModelUse
@@ -285,3 +287,39 @@ async def test_a_retry_is_made_once_per_key_with_options_of_its_own(url: str, zo
         assert row.facts.options == RunOptions(
             max_steps=1, tags=("again",), idempotency_key="k1", agent_version="1"
         )
+
+
+async def test_the_function_of_a_code_agent_goes_on_where_it_stood(url: str, zoo: ToolZoo) -> None:
+    """R-10.3, R-4.6: recorded operations are not done again; the cut-off step runs in its place."""
+    logged: list[str] = []
+    held = True
+
+    @agent("coder", "1")
+    async def coder(ctx: Context, input: object) -> object:
+        await ctx.step(logged.append, "first")
+        answer = await ctx.interrupt({"n": 1}, title="go on?")
+
+        async def second() -> object:
+            logged.append("second")
+            if held:
+                await anyio.sleep_forever()
+            return answer
+
+        return await ctx.step(second)
+
+    async with flow(url, [coder], zoo) as engine:
+        run_id = await engine.submit("coder")
+        await engine.wait_waiting(run_id)
+        await engine.cancel(run_id)
+        await engine.wait_terminal(run_id)
+        made = await again(engine, run_id)
+        (question,) = await engine.wait_waiting(made.run_id)
+        await engine.answer(question.interrupt_id, Answer.RESPOND, value="yes")
+        row = await engine.wait_until(made.run_id, lambda row: row.hot.open_calls == 1)
+        await engine.cancel(made.run_id)
+        await engine.wait_terminal(made.run_id)
+        held = False
+        last = await again(engine, made.run_id)
+        row = await engine.wait_terminal(last.run_id)
+        (end,) = data_of(await engine.events(last.run_id), StateEvent)[-1:]
+        assert (row.hot.state, end.answer, logged.count("first")) == (RunState.SUCCEEDED, "yes", 1)

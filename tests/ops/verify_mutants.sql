@@ -596,21 +596,21 @@ UPDATE events SET data = CAST(replace(CAST(data AS TEXT), 'word word', 'work wor
 UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.message_id', 'msg_0') AS BLOB) WHERE
     run_id = :run AND type = :t_model AND json_extract(CAST(data AS TEXT), '$.text') = 'done';
 
--- mutant: H8 | goes on | the row names another place than the first event
+-- mutant: I70 | goes on | the row names another place than the first event
 UPDATE runs SET origin_seq = origin_seq - 1 WHERE run_id = :run;
 
--- mutant: H8 | goes on | the shared history is gone
+-- mutant: I70 | goes on | the shared history is gone
 DELETE FROM events WHERE run_id = (SELECT origin_run_id FROM runs WHERE run_id = :run) AND seq = 3;
 
--- mutant: H8 | goes on | the origin is another tenant's
+-- mutant: I70 | goes on | the origin is another tenant's
 UPDATE runs SET tenant_id = 'another'
     WHERE run_id = (SELECT origin_run_id FROM runs WHERE run_id = :run);
 
--- mutant: H8 | plain | a first event of a run that shares nothing names an origin
+-- mutant: I70 | plain | a first event of a run that shares nothing names an origin
 UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.origin',
     json('{"run_id":"run_x","seq":1,"mode":"retry"}')) AS BLOB) WHERE run_id = :run AND seq = 1;
 
--- mutant: H9 | goes on | a retry of a run that succeeded | other=plain
+-- mutant: I71 | goes on | a retry of a run that succeeded | other=plain
 UPDATE runs SET retry_of = :other WHERE run_id = :run;
 
 -- mutant: I44 | goes on | a step that the shared history has

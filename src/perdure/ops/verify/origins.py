@@ -7,7 +7,7 @@ from perdure.protocol.states import RunState
 
 
 @rule(
-    "H8",
+    "I70",
     "A run with an origin says so in its first event, and in no other; the origin is of the same "
     "tenant, and its events are kept up to the place that is shared.",
 )
@@ -30,7 +30,7 @@ def origin_is_told(record: RunRecord) -> Found:
         yield "run", f"it shares {facts.origin_seq} events, there are {sharing.origin.hot.last_seq}"
 
 
-@rule("H9", "A retry is of a failed run of its thread, its agent and its tenant.")
+@rule("I71", "A retry is of a failed run of its thread, its agent and its tenant.")
 def retry_of_a_failure(record: RunRecord) -> Found:
     facts, retried = record.facts, record.sharing.retried
     if facts.retry_of is None:
