@@ -77,6 +77,13 @@ class Cursor:
             with anyio.move_on_after(min(left, self._core.settings.poll_interval_s)):
                 await self._either(live.ear)
 
+    async def wait(self) -> None:
+        """Return when there may be something to read: a hint, not a promise."""
+        if self._live is None:
+            await self._wakeup.wait()
+        else:
+            await self._either(self._live.ear)
+
     async def _either(self, ear: Ear) -> None:
         """Wait until the log may have something, or a moment after something is said."""
 

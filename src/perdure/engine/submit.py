@@ -16,7 +16,7 @@ from perdure.protocol.ids import MESSAGE, RUN, THREAD, hex_of
 from perdure.protocol.runs import Caller, RunContext, RunOptions, RunRow
 from perdure.protocol.states import CancelAction, RunState
 from perdure.protocol.values import METADATA_BYTES_MAX, Value
-from perdure.signals.ports import QUEUE_TOPIC, run_topic
+from perdure.signals.ports import QUEUE_TOPIC, run_topic, thread_topic
 from perdure.store.commits import NewRun
 
 
@@ -76,6 +76,7 @@ async def submit_run(core: Core, order: RunOrder, start: Start = FROM_NOTHING) -
     if inserted.created:
         core.signals.publish(QUEUE_TOPIC)
         core.signals.publish(run_topic(new.run_id))
+        core.signals.publish(thread_topic(new.thread_id))
     return Submitted(row=inserted.row, created=inserted.created)
 
 

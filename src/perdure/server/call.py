@@ -80,6 +80,21 @@ LastEventId = Annotated[
 ]
 
 
+ThreadAfter = Annotated[
+    str | None,
+    Query(max_length=40_000, description="a `place`, or the `id` of the last event that is known"),
+]
+
+ThreadLastEventId = Annotated[
+    str | None,
+    Header(
+        alias="Last-Event-ID",
+        max_length=40_000,
+        description="as `after`, and stronger; sent by a client that reconnects",
+    ),
+]
+
+
 def one(view: BaseModel, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """Return the answer with one object, encoded once."""
     return Response(view.model_dump_json(), status, headers=headers, media_type=JSON)

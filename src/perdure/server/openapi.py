@@ -29,10 +29,14 @@ STREAM: dict[str, Any] = {
     "text/event-stream": {
         "schema": {
             "type": "object",
-            "description": "one event of the stream; `data` is one line of JSON",
-            "required": ["id", "data"],
+            "description": "one event of the stream, or text of a reply as it comes (`live`, see the "
+            "concepts); `data` is one line of JSON",
+            "required": ["data"],
             "properties": {
-                "id": {"type": "string", "pattern": "^[0-9]+$"},
+                "id": {
+                    "type": "string",
+                    "description": "the seq, or the place in a thread; live text has none",
+                },
                 "data": {
                     "type": "string",
                     "contentMediaType": "application/json",

@@ -20,6 +20,7 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import anyio
 import anyio.lowlevel
@@ -29,7 +30,7 @@ from starlette.types import Receive, Scope, Send
 from perdure.protocol.errors import PerdureError
 from perdure.server.settings import ServerSettings
 from perdure.server.stopping import Stopping
-from perdure.service.events import EncodedEvent, Feed
+from perdure.service.events import EncodedEvent
 from perdure.telemetry.metrics import ServerMetrics
 
 log = logging.getLogger("perdure.server")
@@ -52,14 +53,28 @@ def frame(event: EncodedEvent) -> bytes:
     """
     if event.seq is None:
         return b"data: %s\n\n" % event.body
+    place = b"%d" % event.seq if event.place is None else event.place.encode()
     if not event.body:
-        return b"id: %d\n\n" % event.seq
-    return b"id: %d\ndata: %s\n\n" % (event.seq, event.body)
+        return b"id: %s\n\n" % place
+    return b"id: %s\ndata: %s\n\n" % (place, event.body)
 
 
 def comment(text: str) -> bytes:
     """Return the bytes of a comment, which clients pass over."""
     return f": {text}\n\n".encode()
+
+
+class Source(Protocol):
+    """What a stream reads: the events of a run, or of all runs of a thread."""
+
+    @property
+    def ended(self) -> bool:
+        """True once there is nothing more to come."""
+        ...
+
+    async def read(self, *, wait_s: float, limit: int) -> list[EncodedEvent]:
+        """Return what comes next, at once if there is anything; [] after `wait_s` without."""
+        ...
 
 
 class Stalled(Exception):
@@ -123,13 +138,13 @@ class StreamContext:
 
 
 class EventStream(Response):
-    """The events of one run, from `first` (a frame to begin with, such as `gap`) and the feed."""
+    """The events of a run or a thread, from `first` (a frame to begin with, such as `gap`) and the feed."""
 
     media_type = MEDIA_TYPE
 
     def __init__(
         self,
-        open_feed: Callable[[], AbstractAsyncContextManager[Feed]],
+        open_feed: Callable[[], AbstractAsyncContextManager[Source]],
         context: StreamContext,
         *,
         first: EncodedEvent | None = None,
@@ -177,7 +192,7 @@ class EventStream(Response):
         outlet.farewell = comment("the server is stopping, come again")
         scope.cancel()
 
-    async def _pump(self, feed: Feed, outlet: _Outlet) -> None:
+    async def _pump(self, feed: Source, outlet: _Outlet) -> None:
         """Send until the end. The only place where a stream's error stops."""
         try:
             await self._send_all(feed, outlet)
@@ -190,7 +205,7 @@ class EventStream(Response):
             outlet.farewell = comment("internal, come again")
             log.exception("an event stream failed")
 
-    async def _send_all(self, feed: Feed, outlet: _Outlet) -> None:
+    async def _send_all(self, feed: Source, outlet: _Outlet) -> None:
         settings = self._context.settings
         size = _PageSize(settings.sse_buffer_bytes_max)
         await outlet.put(b"retry: %d\n\n" % settings.sse_retry_ms)

@@ -44,13 +44,14 @@ class EncodedEvent:
     """An event as one line of JSON, an `EventView`. `is_end`: the run's terminal event.
 
     `seq` None: live text, a `LiveDelta`. An empty body: all of its text was sent live, only the
-    place in the log is to be told.
+    place in the log is to be told. `place` is what a client resumes from, where that is not the seq.
     """
 
     seq: int | None
     type: str
     body: bytes
     is_end: bool
+    place: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ class EncodedPage:
 
 
 @dataclass(slots=True)
-class _Projector:
+class Projector:
     """Encodes events of one run; keeps the rows that statuses of the past depend on."""
 
     service: Service
@@ -79,6 +80,7 @@ class _Projector:
     interrupts: list[InterruptRow] | None = field(default=None)
 
     async def encode(self, event: RecordedEvent) -> EncodedEvent:
+        """Return an event of the log."""
         try:
             data = event.data
         except DamagedEvent:
@@ -115,6 +117,7 @@ class _Projector:
         return EncodedEvent(event.seq, event.type, body, is_end)
 
     def live(self, fragment: Fragment) -> EncodedEvent:
+        """Return live text."""
         view = LiveDelta(
             run_id=fragment.run_id,
             step_index=fragment.step_index,
@@ -190,7 +193,7 @@ class Feed:
     """A place in a run's log that moves forward as it is read."""
 
     cursor: Cursor
-    projector: _Projector
+    projector: Projector
 
     @property
     def ended(self) -> bool:
@@ -218,14 +221,14 @@ async def read_page(
     row = await own_run(service, principal, run_id)
     check_cursor(row, after)
     found = await service.reader.events_after(run_id, after, limit=limit)
-    projector = _Projector(service, row)
+    projector = Projector(service, row)
     events = [await projector.encode(event) for event in found]
     last = found[-1].seq if found else after
     return EncodedPage(
         events=events,
         last_seq=max(row.hot.last_seq, last),
         next=last if last < row.hot.last_seq else None,
-        gap=await _gap(service, row, after),
+        gap=await gap_of(service, row, after),
     )
 
 
@@ -236,7 +239,7 @@ async def starting_point(
     row = await own_run(service, principal, run_id)
     check_cursor(row, after)
     ended = row.hot.state in TERMINAL and after >= row.hot.last_seq
-    return StartingPoint(row=row, after=after, is_over=ended, gap=await _gap(service, row, after))
+    return StartingPoint(row=row, after=after, is_over=ended, gap=await gap_of(service, row, after))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,7 +289,7 @@ async def follow_run(
     run_id = start.row.facts.run_id
     after = start.after if start.gap is None else start.gap.kept_from - 1
     async with follow(service.core, run_id, after, live=live) as cursor:
-        yield Feed(cursor, _Projector(service, start.row))
+        yield Feed(cursor, Projector(service, start.row))
 
 
 def check_cursor(row: RunRow, after: int) -> None:
@@ -298,7 +301,8 @@ def check_cursor(row: RunRow, after: int) -> None:
         )
 
 
-async def _gap(service: Service, row: RunRow, after: int) -> Snapshot | None:
+async def gap_of(service: Service, row: RunRow, after: int) -> Snapshot | None:
+    """Return the run as it stands, when events behind `after` are no longer kept."""
     kept_from = row.hot.retained_from_seq
     if after + 1 >= kept_from:
         return None
@@ -313,7 +317,7 @@ async def get_event(service: Service, principal: Principal, identifier: str) -> 
     found = await service.reader.events_after(run_id, seq - 1, limit=1) if is_possible else []
     if not found or found[0].seq != seq:
         raise NotFound("there is no such event")
-    return await _Projector(service, row).encode(found[0])
+    return await Projector(service, row).encode(found[0])
 
 
 def _parse(identifier: str) -> tuple[str, int]:

@@ -274,6 +274,17 @@ class Snapshot(Stored):
     run: Run
 
 
+class ThreadEventPage(Stored):
+    """Events of all runs of a thread: in order within each run.
+
+    `place` goes on behind them, also as a stream; `next` is the same when more is there at once.
+    """
+
+    items: list[EventView]
+    next: str | None
+    place: str
+
+
 class EventPage(Stored):
     """Events of a run in order.
 

@@ -22,6 +22,11 @@ def run_topic(run_id: str) -> str:
     return RUN_PREFIX + run_id
 
 
+def thread_topic(thread_id: str) -> str:
+    """Return the topic that is published when a thread gets a run."""
+    return f"thread:{thread_id}"
+
+
 def end_topic(run_id: str) -> str:
     """Return the topic that is published once, when a run has ended."""
     return f"end:{run_id}"

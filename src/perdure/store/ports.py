@@ -239,6 +239,14 @@ class RegisteredTool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedRun:
+    """A run with the place of its input in its thread."""
+
+    position: int
+    row: RunRow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Backlog:
     """How much waits, for metrics."""
 
@@ -272,6 +280,14 @@ class Reader(Protocol):
         on_unreadable: OnUnreadable | None = None,
     ) -> list[RunRow]:
         """Return a page of runs by run id, newest first; `on_unreadable` hears what is left out."""
+        ...
+
+    async def thread_runs(self, thread_id: str, *, after: int, limit: int) -> list[PlacedRun]:
+        """Return a thread's runs in order of their inputs, behind a place in it.
+
+        A run that appears later stands behind all that could be read before: places are given out
+        under the thread's lock, in the transaction that makes the run.
+        """
         ...
 
     async def events_after(self, run_id: str, seq: int, *, limit: int) -> list[RecordedEvent]:

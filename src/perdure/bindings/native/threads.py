@@ -11,7 +11,18 @@ from perdure.protocol.ids import RUN, THREAD
 from perdure.protocol.messages import Message
 from perdure.protocol.runs import Run
 from perdure.server.asgi import StrictRoute
-from perdure.server.call import AcceptHeader, InCall, Wait, example, one, page
+from perdure.server.call import (
+    JSON,
+    AcceptHeader,
+    InCall,
+    ThreadAfter,
+    ThreadLastEventId,
+    Wait,
+    example,
+    one,
+    page,
+    wants_stream,
+)
 from perdure.server.idempotency import (
     LOCATION,
     MADE_HEADERS,
@@ -20,13 +31,14 @@ from perdure.server.idempotency import (
     key_of,
     made_headers,
 )
-from perdure.server.openapi import may_answer
+from perdure.server.openapi import STREAM, may_answer
 from perdure.server.paging import LIMIT_DEFAULT, After, Limit, read_id, read_number, write_cursor
-from perdure.service import messages, runs, threads
+from perdure.server.sse import EventStream
+from perdure.service import messages, runs, thread_events, threads
 from perdure.service.messages import MessageRequest
 from perdure.service.runs import RunRequest
 from perdure.service.threads import ThreadRequest
-from perdure.service.views import Page, ThreadView
+from perdure.service.views import Page, ThreadEventPage, ThreadView
 
 router = APIRouter(prefix="/v1", route_class=StrictRoute, tags=["threads"])
 
@@ -183,6 +195,40 @@ async def create_thread_run(
     or is refused is `options.multitask_strategy`."""
     del idempotency_key  # read from the raw header, as bytes
     return await start_run(call, body.agent_id, body, thread_id=thread_id, wait=wait, accept=accept)
+
+
+@router.get(
+    "/threads/{thread_id}/events",
+    operation_id="follow_thread",
+    summary="Follow all runs of a thread, or read their events",
+    response_model=ThreadEventPage,
+    responses={
+        200: {
+            "description": "A stream (the default), or a page for `Accept: application/json`",
+            "content": STREAM,
+        },
+        **may_answer("not_found", "not_acceptable", "history_reset", parameters=True),
+    },
+)
+async def follow_thread(
+    call: InCall,
+    thread_id: str,
+    after: ThreadAfter = None,
+    limit: Limit = LIMIT_DEFAULT,
+    last_event_id: ThreadLastEventId = None,
+    accept: AcceptHeader = None,
+) -> Response:
+    """Return the events of every run of the thread, those to come as well: in order within each
+    run, each with its `run_id`. The stream's `id` is a place to resume from, to be sent back as it
+    is; the stream does not end by itself. Subscribing never starts, changes or holds a run."""
+    place, field = (last_event_id, "Last-Event-ID") if last_event_id else (after or "", "after")
+    start = await thread_events.thread_start(
+        call.service, call.principal, thread_id, place, field=field
+    )
+    if wants_stream(accept, default=True):
+        return EventStream(lambda: thread_events.follow(call.service, start), call.state.streams)
+    found = await thread_events.read_page(call.service, start, limit=limit)
+    return Response(found.body(), media_type=JSON)
 
 
 @router.get(

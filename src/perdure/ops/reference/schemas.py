@@ -7,7 +7,7 @@ from pydantic import BaseModel, TypeAdapter
 
 from perdure.protocol.agents import AgentCard, AgentView
 from perdure.protocol.decisions import Decision
-from perdure.protocol.event_views import EventView
+from perdure.protocol.event_views import EventView, LiveDelta
 from perdure.protocol.events import EventData, StateEvent
 from perdure.protocol.failures import Failure, FailureCode
 from perdure.protocol.messages import Message
@@ -25,6 +25,7 @@ from perdure.service.views import (
     LateView,
     Snapshot,
     StepView,
+    ThreadEventPage,
     ThreadView,
     ToolCallView,
     ToolView,
@@ -40,6 +41,8 @@ _SENT: dict[str, type[BaseModel]] = {
     "checkpoint": CheckpointView,
     "event": EventView,
     "event-page": EventPage,
+    "thread-event-page": ThreadEventPage,
+    "live-delta": LiveDelta,
     "failure": Failure,
     "interrupt": InterruptView,
     "late": LateView,

@@ -26,6 +26,7 @@ from perdure.store.memory.tables import Run, Tables
 from perdure.store.ports import (
     Backlog,
     InterruptFilter,
+    PlacedRun,
     RegisteredAgent,
     RegisteredTool,
     RunFilter,
@@ -83,6 +84,15 @@ class MemoryReader:
             if tenant_id in {None, run.facts.tenant_id} and _matches(run, where)
         ]
         return _newest(rows, lambda row: row.facts.run_id, after, limit)
+
+    async def thread_runs(self, thread_id: str, *, after: int, limit: int) -> list[PlacedRun]:
+        """See `Reader.thread_runs`."""
+        placed = [
+            PlacedRun(position=run.input_position, row=run.row)
+            for run in self._tables.runs.values()
+            if run.facts.thread_id == thread_id and run.input_position > after
+        ]
+        return sorted(placed, key=lambda item: item.position)[:limit]
 
     async def events_after(self, run_id: str, seq: int, *, limit: int) -> list[RecordedEvent]:
         """See `Reader.events_after`."""

@@ -25,6 +25,7 @@ from perdure.store.commits import DueTimer
 from perdure.store.ports import (
     Backlog,
     InterruptFilter,
+    PlacedRun,
     RegisteredAgent,
     RegisteredTool,
     RunFilter,
@@ -117,6 +118,11 @@ class PostgresReader:
             convert=rows.run_of,
             on_unreadable=on_unreadable or log_unreadable,
         )
+
+    async def thread_runs(self, thread_id: str, *, after: int, limit: int) -> list[PlacedRun]:
+        """See `Reader.thread_runs`."""
+        found = await self._fetch("thread_runs", hex_of(thread_id), after, limit)
+        return [PlacedRun(position=row["place"], row=rows.run_of(row)) for row in found]
 
     async def events_after(self, run_id: str, seq: int, *, limit: int) -> list[RecordedEvent]:
         """See `Reader.events_after`."""

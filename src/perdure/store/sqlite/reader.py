@@ -37,6 +37,7 @@ from perdure.store.commits import DueTimer
 from perdure.store.ports import (
     Backlog,
     InterruptFilter,
+    PlacedRun,
     RegisteredAgent,
     RegisteredTool,
     RunFilter,
@@ -106,6 +107,13 @@ class SqliteReader:
             limit,
             convert=rows.read_run,
             on_unreadable=_told(RUN, on_unreadable),
+        )
+
+    async def thread_runs(self, thread_id: str, *, after: int, limit: int) -> list[PlacedRun]:
+        """See `Reader.thread_runs`."""
+        key = _key(THREAD, thread_id)
+        return await self._readers.rows(
+            "thread_runs", key, after, limit, convert=rows.read_placed_run
         )
 
     async def events_after(self, run_id: str, seq: int, *, limit: int) -> list[RecordedEvent]:

@@ -46,7 +46,7 @@ from perdure.protocol.states import (
 )
 from perdure.protocol.values import Value
 from perdure.store.commits import DueTimer, TimerKind
-from perdure.store.ports import RegisteredAgent, RegisteredTool
+from perdure.store.ports import PlacedRun, RegisteredAgent, RegisteredTool
 from perdure.store.rules import Kept
 
 Row = Sequence[Any]
@@ -217,6 +217,11 @@ def read_facts(row: Row) -> RunFacts:
 def read_run(row: Row) -> RunRow:
     """Return a run from a row of `run_rows`."""
     return RunRow(facts=read_facts(row), hot=read_hot(row[FACTS_WIDTH:]))
+
+
+def read_placed_run(row: Row) -> PlacedRun:
+    """Return a run behind the place of its input."""
+    return PlacedRun(position=row[0], row=read_run(row[1:]))
 
 
 def read_event(run_id: str, row: Row) -> RecordedEvent:

@@ -262,6 +262,23 @@ class ReaderContract(Contract):
         assert await bodies(1, 9, 4) == [2, 3, 4]
         assert await bodies(4, 9, 4) == []
 
+    async def test_a_thread_s_runs_come_in_order_of_their_inputs(
+        self, store: Store, reader: Reader
+    ) -> None:
+        first = (await store.insert_run(new_run())).row
+        thread_id = first.facts.thread_id
+        await store.insert_run(new_run())
+        await append(store, thread_id, 1)
+        later = [(await store.insert_run(new_run(thread_id=thread_id))).row for _ in range(2)]
+
+        async def places(after: int, limit: int = 9) -> list[tuple[int, RunRow]]:
+            found = await reader.thread_runs(thread_id, after=after, limit=limit)
+            return [(placed.position, placed.row) for placed in found]
+
+        assert await places(0) == [(1, first), (3, later[0]), (4, later[1])]
+        assert await places(1, 1) == [(3, later[0])]
+        assert await places(4) == []
+
     async def test_an_open_database_answers(self, reader: Reader) -> None:
         await reader.ping()
 

@@ -19,6 +19,13 @@ SELECT * FROM run_rows
    AND (NOT $7::bool OR finished_at IS NULL)
  ORDER BY run_id DESC LIMIT $8;
 
+-- name: thread_runs
+-- A run's input is the message of it that has no event.
+SELECT m.position AS place, r.*
+  FROM messages AS m JOIN run_rows AS r ON r.run_id = m.run_id
+ WHERE m.thread_id = $1::uuid AND m.position > $2 AND m.run_id IS NOT NULL AND m.seq IS NULL
+ ORDER BY m.position LIMIT $3;
+
 -- name: list_child_runs
 SELECT * FROM run_rows
  WHERE ($1::uuid IS NULL OR run_id < $1) AND ($2::text IS NULL OR tenant_id = $2)

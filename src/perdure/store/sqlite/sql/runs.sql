@@ -160,6 +160,15 @@ WHERE
 ORDER BY run_id DESC
 LIMIT ?8;
 
+-- name: thread_runs
+-- A run's input is the message of it that has no event.
+SELECT m.position, r.*
+FROM messages AS m
+INNER JOIN run_rows AS r ON r.run_id = m.run_id
+WHERE m.thread_id = ? AND m.position > ? AND m.run_id IS NOT NULL AND m.seq IS NULL
+ORDER BY m.position
+LIMIT ?;
+
 -- name: list_child_runs
 SELECT * FROM run_rows
 WHERE
