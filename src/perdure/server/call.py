@@ -80,9 +80,16 @@ LastEventId = Annotated[
 ]
 
 
+_PLACE = {"pattern": r"^(t1\.[0-9]{1,18}(\.[0-9]{1,18}-[0-9]{1,18})*)?$"}
+"""Told to those who generate requests; for all others a place is opaque."""
+
 ThreadAfter = Annotated[
     str | None,
-    Query(max_length=40_000, description="a `place`, or the `id` of the last event that is known"),
+    Query(
+        max_length=40_000,
+        json_schema_extra=_PLACE,
+        description="a `place`, or the `id` of the last event that is known",
+    ),
 ]
 
 ThreadLastEventId = Annotated[
@@ -90,6 +97,7 @@ ThreadLastEventId = Annotated[
     Header(
         alias="Last-Event-ID",
         max_length=40_000,
+        json_schema_extra=_PLACE,
         description="as `after`, and stronger; sent by a client that reconnects",
     ),
 ]
