@@ -94,7 +94,7 @@ async def test_every_operation_survives_restarts(url: str, zoo: ToolZoo) -> None
         with pytest.raises(ToolFailed):
             await ctx.tool("echo", nothing="fits")
         await ctx.sleep(0.05)
-        large = await ctx.step(lambda: "x" * 20_000, name="large")
+        large = await ctx.step(str.upper, "x" * 20_000, name="large")
         told.append([len(large), await ctx.interrupt("go on?"), await ctx.interrupt("and now?")])
         seen.append(told)
         return told
@@ -198,20 +198,24 @@ async def test_models_are_paid_once_and_their_calls_are_the_codes_to_make(
 
     @agent("thinker", "1", tools=["echo"], models=[model], model_retry=RetryPolicy(backoff_s=0.01))
     async def thinker(ctx: Context, input: str) -> object:
+        ctx.emit("asks", input)
         first = await ctx.model(input, system="Be brief.", tools=["echo"])
+        ctx.emit("heard", first.finish)
         call: dict[str, Any] = dict(first.calls[0])
         out: object = await ctx.tool(call["tool"], **call["args"])
         second = await ctx.model([{"role": "user", "text": f"{out}"}])
         return [out, len(second.text), await ctx.interrupt("fine?")]
 
     async with flow(url, [thinker], zoo) as engine:
-        run_id = await engine.submit("thinker", "what is 7?")
+        run_id = await engine.submit("thinker", "what is 7?", stream=True)
         (question,) = await engine.wait_waiting(run_id)
         await engine.answer(question.interrupt_id, Answer.RESPOND, value=True)
         assert await answer_of(engine, run_id) == [7, 18_000, True]
         assert len(model.requests) == 3
         assert [tool.name for tool in model.requests[1].tools] == ["echo"]
-        assert len(data_of(await engine.events(run_id), ModelEvent)) == 2
+        models = data_of(await engine.events(run_id), ModelEvent)
+        assert len(models) == 2
+        assert models[1].message_id is not None
 
 
 async def test_steps_fail_retry_and_can_be_caught(url: str, zoo: ToolZoo) -> None:
@@ -282,3 +286,38 @@ async def test_an_expired_question_is_an_error_of_the_code(url: str, zoo: ToolZo
 
     async with flow(url, [late], zoo) as engine:
         assert await answer_of(engine, await engine.submit("late")) == "nobody"
+
+
+async def test_a_cancel_stops_code_wherever_it_is(url: str, zoo: ToolZoo) -> None:
+    """R-9.2, R-9.4: in a step, at a question, and awaiting what is no operation."""
+    stopped: list[str] = []
+
+    async def linger() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            stopped.append("step")
+
+    @agent("lingers", "1", grace_s=0.2)
+    async def lingers(ctx: Context, input: str) -> object:
+        if input == "step":
+            await ctx.step(linger)
+        if input == "question":
+            await ctx.interrupt("well?")
+        try:
+            await asyncio.sleep(60)
+        finally:
+            stopped.append("raw")
+
+    async with flow(url, [lingers], zoo) as engine:
+        runs = {
+            where: await engine.submit("lingers", where) for where in ("step", "question", "raw")
+        }
+        await engine.wait_waiting(runs["question"])
+        await engine.wait_event(runs["step"], "action")
+        await engine.wait_until(runs["raw"], lambda row: row.hot.state is RunState.PLANNING)
+        for run_id in runs.values():
+            await engine.cancel(run_id)
+        for run_id in runs.values():
+            assert (await failure_of(engine, run_id)).code is FailureCode.RUN_CANCELLED
+    assert sorted(stopped) == ["raw", "step"]

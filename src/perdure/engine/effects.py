@@ -63,9 +63,9 @@ class Effects:
         Only a recovered attempt has to: else the function waits at the step already.
         """
         session, view = self.attempt.session, self._view
-        steps = [call for call in view.snapshot.open_calls.values() if call.tool in STEP_TOOLS]
-        if not steps or session is None:
+        if session is None:
             return None
+        steps = [call for call in view.snapshot.open_calls.values() if call.tool in STEP_TOOLS]
         try:
             for call in steps:
                 if session.step_at(call.position or "") is None:

@@ -22,7 +22,7 @@ from pydantic import JsonValue
 from perdure.agents.code.errors import InterruptExpired, StepFailed, ToolFailed
 from perdure.agents.code.live import LiveFunction, ModelWish, after, whole
 from perdure.engine.context import PlannerContext
-from perdure.engine.journal import NOW, SLEEP, question_digest
+from perdure.engine.journal import NOW, SLEEP, STEP_TOOLS, question_digest
 from perdure.engine.ports import LocalStep
 from perdure.engine.schema import check_schema
 from perdure.engine.values import keep
@@ -93,6 +93,8 @@ class Context:
 
     async def tool(self, name: str, /, **args: object) -> Any:
         """Call a tool that the agent is granted; return its output, or raise ToolFailed."""
+        if name in STEP_TOOLS:
+            raise ValueError(f"{name} stands for steps: use ctx.step")
         return await self._call(ToolRequest(tool=name, args=clean(args)), name, None)
 
     async def _call(self, wish: ToolRequest, name: str, step: LocalStep | None) -> JsonValue:

@@ -12,7 +12,7 @@ reasons in `tools.bridge`.
 import asyncio
 import contextlib
 import contextvars
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Literal
@@ -197,11 +197,11 @@ class LiveFunction:
 
     # ---------------------------------------------------------------- branches
 
-    def _begin(self, body: Awaitable[None], branch: Branch) -> None:
+    def _begin(self, body: Coroutine[Any, Any, None], branch: Branch) -> None:
         context = contextvars.copy_context()
         context.run(current.set, (self, branch))
         assert self.home is not None
-        task = self.home.create_task(_as_coroutine(body), context=context)
+        task = self.home.create_task(body, context=context)
         self._tasks.add(task)
 
     async def _root(self) -> None:
@@ -395,10 +395,6 @@ def whole(recorded: Recorded) -> JsonValue:
 def after(now: datetime, seconds: float) -> datetime:
     """Return the time so many seconds from now, in whole microseconds."""
     return now + timedelta(seconds=seconds)
-
-
-async def _as_coroutine(body: Awaitable[None]) -> None:
-    await body
 
 
 def _told(kind: str, name: str, digest: str) -> str:

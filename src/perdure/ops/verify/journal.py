@@ -25,6 +25,8 @@ _MARK = "~"
 def one_operation_at_a_time(record: RunRecord) -> Found:
     recorded: dict[str, int] = {}
     reached: dict[str, int] = {}
+    new: dict[str, int] = {}
+    step = -1
     waiting: dict[str, tuple[str, list[tuple[str, int]]]] = {}
     for line in record.log:
         match line.data:
@@ -41,8 +43,13 @@ def one_operation_at_a_time(record: RunRecord) -> Found:
                 recorded[position] = line.seq
                 if _MARK in position:
                     continue
+                if line.step_index != step:  # what one decision records has no order of its own
+                    reached |= new
+                    step = line.step_index
                 path = list(_levels(position))
                 yield from _in_order(line, position, path, reached)
+                for branch, index in path:
+                    new[branch] = max(new.get(branch, -1), index)
                 yield from _alone(line, position, path, waiting)
                 ended_by = _ended_by(line)
                 if ended_by is not None:
@@ -56,7 +63,6 @@ def _in_order(
         last = reached.get(branch, -1)
         if index < last or (index == last and (branch, index) == path[-1]):
             yield line.name, f"{position} comes after index {last} of branch {branch!r}"
-        reached[branch] = max(last, index)
 
 
 def _alone(
