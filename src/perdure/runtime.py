@@ -174,6 +174,9 @@ def engine_settings(settings: Settings) -> EngineSettings:
         retention=tuple(retention_rules(settings)),
         retention_interval_s=settings.retention.interval_s,
         blobs_kept_s=settings.retention.blobs_s,
+        cancel_deadline_s=settings.children.cancel_deadline_s,
+        depth_max=settings.children.depth_max,
+        children_max=settings.children.open_max,
     )
 
 

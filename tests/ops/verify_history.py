@@ -21,10 +21,13 @@ from perdure.engine.ports import HostedAgent, PlannerFailure
 from perdure.protocol.decisions import (
     Ask,
     CallTools,
+    ChildRequest,
     Decision,
     Finish,
+    Handoff,
     ModelUse,
     Sleep,
+    Spawn,
     ToolRequest,
 )
 from perdure.protocol.events import PlanItem, Usage
@@ -36,6 +39,7 @@ from perdure.service.base import Service
 from perdure.service.branches import RetryRequest, retry
 from perdure.service.principal import LOCAL
 from perdure.store.commits import CancelWish, ClaimWant
+from perdure.store.ports import RunFilter
 from perdure.store.sqlite import SqliteDatabase
 from perdure.testing.embedded import (
     Embedded,
@@ -161,6 +165,16 @@ async def coded(ctx: Context, input: object) -> object:
     return [told, await ctx.interrupt("go on?", key="on")]
 
 
+def _family() -> list[Decision]:
+    """Spawn a child that ends, one that asks, and one that goes its own way."""
+    wishes = (
+        ChildRequest(agent_id="plain", key="ends"),
+        ChildRequest(agent_id="asking", key="asks"),
+        ChildRequest(agent_id="idle", key="alone", detach=True),
+    )
+    return [Spawn(children=wishes), Finish(answer="together")]
+
+
 def agents() -> list[HostedAgent]:
     """Return the agents of the scenes."""
     ask = Ask(title="Which one?", key="which", expires_in=HOUR)
@@ -192,6 +206,9 @@ def agents() -> list[HostedAgent]:
         scripted("idle", [DONE]),
         scripted("spoken", _spoken, tools=["echo"]),
         coded,
+        scripted("family", _family()),
+        scripted("handing", [Handoff(agent_id="takes.over", reason="its field")]),
+        scripted("takes.over", lambda _: DONE),
     ]
 
 
@@ -222,6 +239,7 @@ async def make_history(path: Path, journal: Path) -> History:
             await _cancelled(engine, runs, zoo)
             await _lost(engine, runs, zoo, clock)
             await _branched(engine, runs)
+            await _families(engine, runs)
             await _standing(engine, runs)
             await engine.stop()
             await _held(engine, runs)
@@ -336,6 +354,25 @@ async def _branched(engine: Embedded, runs: Runs) -> None:
     made = await retry(service, LOCAL, runs["max steps"], wish)
     runs["goes on"] = made.run.run_id
     await engine.wait_terminal(runs["goes on"])
+
+
+async def _families(engine: Embedded, runs: Runs) -> None:
+    """Trees: one that ended, one that was cancelled, one that waits; and a run handed over."""
+    for scene in ("family", "cancelled family", "waiting family"):
+        runs[scene] = await engine.submit("family", budget={"tool_calls": 20})
+        await engine.wait_until(runs[scene], lambda row: row.hot.open_children == 1)
+        where = RunFilter(root_run_id=runs[scene])
+        below = await engine.core.reader.list_runs(None, where, after=None, limit=10)
+        for row in below:
+            runs[f"{row.facts.agent_id} of {scene}"] = row.facts.run_id
+        await engine.wait_terminal(runs[f"idle of {scene}"])
+        await engine.wait_waiting(runs[f"asking of {scene}"])
+    [question] = await engine.pending(runs["asking of family"])
+    await engine.answer(question.interrupt_id, Answer.RESPOND, value={"which": 1})
+    await engine.cancel(runs["cancelled family"])
+    runs["handed over"] = await engine.submit("handing")
+    for scene in ("family", "cancelled family", "handed over"):
+        await engine.wait_terminal(runs[scene])
 
 
 async def _standing(engine: Embedded, runs: Runs) -> None:

@@ -619,3 +619,64 @@ UPDATE steps SET step_index = 0 WHERE run_id = :run AND step_index = 1;
 -- mutant: C1 | goes on | the origin's history was changed
 UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.text', 'other') AS BLOB)
     WHERE run_id = (SELECT origin_run_id FROM runs WHERE run_id = :run) AND type = :t_model;
+
+-- mutant: I20 | plain of family | a child of a parent that is not there
+UPDATE runs SET parent_run_id = zeroblob(16) WHERE run_id = :run;
+
+-- mutant: I20 | plain of family | a child at a wrong depth
+UPDATE runs SET depth = 2 WHERE run_id = :run;
+
+-- mutant: I20 | family | a root at a depth
+UPDATE runs SET depth = 1 WHERE run_id = :run;
+
+-- mutant: I21 | asking of waiting family | a parent that ended before its child | other=waiting family
+UPDATE run_state SET state = 'failed', parked_on = NULL WHERE run_id = :other;
+
+-- mutant: I22 | family | a child that was spawned twice
+UPDATE events SET data = (SELECT data FROM events WHERE run_id = :run AND type = :t_child ORDER BY
+    seq LIMIT 1) WHERE run_id = :run AND seq = (SELECT seq FROM events WHERE run_id = :run AND type
+    = :t_child ORDER BY seq LIMIT 1 OFFSET 1);
+
+-- mutant: I22 | family | a child that is another run's | other=plain of family
+UPDATE runs SET parent_run_id = NULL WHERE run_id = :other;
+
+-- mutant: I22 | idle | a child that was never spawned | other=plain of family
+UPDATE runs SET parent_run_id = :run WHERE run_id = :other;
+
+-- mutant: I23 | family | a result that was never told
+UPDATE events SET type = :t_custom, data = CAST('{"name":"note"}' AS BLOB) WHERE run_id = :run
+    AND seq = (SELECT max(seq) FROM events WHERE run_id = :run AND type = :t_child);
+
+-- mutant: I23 | family | a result of another state | other=plain of family
+UPDATE run_state SET state = 'failed' WHERE run_id = :other;
+
+-- mutant: I23 | family | a result of a detached child | other=plain of family
+UPDATE runs SET detached = 1 WHERE run_id = :other;
+
+-- mutant: I39 | family | more calls in the tree than the budget
+UPDATE runs SET options = CAST(json_set(CAST(options AS TEXT), '$.budget.tool_calls', 2) AS BLOB)
+    WHERE run_id = :run;
+
+-- mutant: I39 | family | a child without a share of the budget | other=plain of family
+UPDATE runs SET options = CAST(json_remove(CAST(options AS TEXT), '$.budget') AS BLOB) WHERE
+    run_id = :other;
+
+-- mutant: H9 | handed over | carried out by another agent
+UPDATE runs SET active_agent_id = 'idle' WHERE run_id = :run;
+
+-- mutant: H9 | idle | handed over without an event
+UPDATE runs SET active_agent_id = 'family', active_agent_version = '1' WHERE run_id = :run;
+
+-- mutant: H1 | waiting family | an open child too many
+UPDATE run_state SET open_children = 2 WHERE run_id = :run;
+
+-- mutant: L6 | waiting family | it waits for children, and none is open
+UPDATE run_state SET open_children = 0 WHERE run_id = :run;
+
+-- mutant: H4 | waiting family | a report of a run that is no child | other=idle
+INSERT INTO timers (run_id, kind, ref, due_at) VALUES (:run, 'child', :other, 0);
+
+-- mutant: C1 | waiting family | a child's share is another
+UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.use.tool_calls', 1) AS BLOB) WHERE
+    run_id = :run AND seq = (SELECT max(seq) FROM events WHERE run_id = :run AND type = :t_child
+    AND json_extract(CAST(data AS TEXT), '$.phase') = 'spawned');

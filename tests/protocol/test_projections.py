@@ -83,6 +83,8 @@ def test_what_a_run_waits_for_agrees_with_its_row(hot: RunHot) -> None:
     assert (found is WaitingOn.NOTHING) is (hot.state in TERMINAL)
     if hot.parked_on is ParkedOn.REPAIR and hot.state not in TERMINAL:
         assert found is WaitingOn.REPAIR
+    elif hot.state is RunState.WAITING_HUMAN and hot.parked_on is ParkedOn.CHILD:
+        assert found is WaitingOn.CHILD, "it only waits for its children to end with them"
     elif hot.state is RunState.WAITING_HUMAN:
         assert found is WaitingOn.PERSON
     if found in {WaitingOn.MODEL, WaitingOn.TOOL}:

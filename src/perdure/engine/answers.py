@@ -76,7 +76,8 @@ async def answer_interrupt(core: Core, tenant_id: str, interrupt_id: str, reply:
 
     def change(row: RunRow, draft: Draft) -> bool:
         question = draft.view.snapshot.open_interrupts.get(interrupt_id)
-        if question is None or row.hot.cancel_epoch > 0:
+        ending = draft.view.snapshot.ending is not None
+        if question is None or row.hot.cancel_epoch > 0 or ending:
             return False
         _check(question, draft.view.snapshot.open_calls, reply, specs)
         _draft_answer(core, row, draft, question, reply)
@@ -89,7 +90,7 @@ async def answer_interrupt(core: Core, tenant_id: str, interrupt_id: str, reply:
     if written is not None:
         return Answered(row=after, replayed=False)
     if after.status is InterruptStatus.PENDING:
-        raise Gone("the run is being cancelled")
+        raise Gone("the run is being ended")
     return _replay(after, reply)
 
 

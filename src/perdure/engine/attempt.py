@@ -32,16 +32,17 @@ from perdure.engine.held import Surroundings
 from perdure.engine.inheriting import taken_over
 from perdure.engine.lease import Lease, LeaseGone, Stop
 from perdure.engine.limits import before_planning
-from perdure.engine.load import catch_up, load_view
+from perdure.engine.load import Damaged, catch_up, load_view
 from perdure.engine.planning import Judge, draft_decision, draft_inherited, draft_model_uses
 from perdure.engine.ports import HostedAgent, Planner, PlannerFailure, PlannerSession
 from perdure.engine.replies import Replies
 from perdure.engine.sessions import session_of
 from perdure.engine.steps import fail, rejection, settle
+from perdure.engine.tree import close_unheld, tell_parent
 from perdure.engine.values import describe
 from perdure.engine.view import RunView
 from perdure.protocol.decisions import Decision, UpdatePlan
-from perdure.protocol.errors import StoreFull, Unavailable
+from perdure.protocol.errors import PerdureError, StoreFull, Unavailable
 from perdure.protocol.events import RetryEvent, TimeoutEvent
 from perdure.protocol.failures import Failure, FailureCode, Stage
 from perdure.protocol.policies import RetryPolicy
@@ -59,6 +60,7 @@ from perdure.store.commits import (
     Committed,
     LeaseLost,
     Refused,
+    TimerKind,
 )
 
 ATTEMPT_RETRY = RetryPolicy(attempts_max=20, backoff_s=1.0, backoff_max_s=60.0)
@@ -200,6 +202,7 @@ class Attempt:
         except PlannerFailure as error:
             await self._planner_failed(error)
             return
+        await self.judge.learn(self.core.directory, decision)
         draft = self.draft()
         draft_decision(draft, decision, self.judge, self._replies)
         dispatched = self.effects.dispatch(draft)
@@ -372,6 +375,8 @@ class Attempt:
                 if self.lease.suspected and self.view.faults == 0:
                     self.lease.suspected = False
                     self.around.on_cleared()
+                if draft.is_closing or draft.ends_run:
+                    await self._after_end(draft)
                 return True
             case Behind() | CancelRequested():
                 await self._load_again()
@@ -381,6 +386,18 @@ class Attempt:
                 raise LeaseGone
             case Refused():
                 raise CannotStore(result.reason)
+
+    async def _after_end(self, draft: Draft) -> None:
+        """Tell the parent of the end, or see to the children that are to end first.
+
+        Nothing is lost when this fails: timers are left for both, and a sweep acts on them.
+        """
+        tools = self.around.tools
+        if draft.ends_run:
+            await tell_parent(self.core, self.view.facts, tools)
+            return
+        with suppress(PerdureError, Damaged):
+            await close_unheld(self.core, self.view.facts.run_id, TimerKind.CLOSE, tools)
 
     async def _send(
         self, draft: Draft
@@ -453,5 +470,5 @@ class Attempt:
             )
             draft.release(AttemptEnd.ERROR, ParkedOn.RETRY)
             draft.ready_in_s = delay_s
-        if await self.commit(draft) and draft.ends_run and not isinstance(error, CannotStore):
+        if await self.commit(draft) and draft.is_closing and not isinstance(error, CannotStore):
             self.effects.unrecorded.clear()

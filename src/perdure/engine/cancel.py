@@ -1,14 +1,20 @@
 """Cancelling: durable first, then signalled; closed at once when nobody holds the run (R-9)."""
 
+from contextlib import suppress
+
 from perdure.engine.aside import needs_repair, put_aside
 from perdure.engine.core import Core
 from perdure.engine.load import Damaged
-from perdure.engine.maintenance import close_unheld
 from perdure.engine.ports import ToolRunner
-from perdure.protocol.errors import NotFound
+from perdure.engine.tree import close_unheld
+from perdure.protocol.errors import Conflict, NotFound
 from perdure.protocol.runs import RunRow
+from perdure.protocol.states import ParkedOn
 from perdure.signals.ports import CANCEL_TOPIC, run_topic
 from perdure.store.commits import CancelWish, TimerKind
+from perdure.store.ports import RunFilter
+
+CLOSED_AT_ONCE_MAX = 50
 
 
 async def cancel_run(
@@ -17,8 +23,9 @@ async def cancel_run(
     """Accept a cancel and return the run as it stands; idempotent, a terminal run is unchanged.
 
     A run that nobody holds is ended before this returns, unless it needs a worker to look up
-    what became of a call; a held one is ended by its holder. Raises NotFound, and Conflict for a
-    damaged run: the cancel stands, but the run is put aside for repair.
+    what became of a call; a held one is ended by its holder. The cancel reaches all that is below
+    the run and not detached; the run ends after them. Raises NotFound, and Conflict for a damaged
+    run: the cancel stands, but the run is put aside for repair.
     """
     row = await core.reader.find_run(tenant_id, run_id)
     if row is None:
@@ -27,10 +34,26 @@ async def cancel_run(
     if hot is not None and hot.finished_at is None:
         core.signals.publish(run_topic(run_id))
         core.signals.publish(CANCEL_TOPIC)
+        if hot.open_children > 0:
+            await _close_below(core, row, tools)
         if hot.lease_owner is None:
             await _close_at_once(core, run_id, tools)
     after = await core.reader.find_run(tenant_id, run_id)
     return after or row
+
+
+async def _close_below(core: Core, row: RunRow, tools: ToolRunner | None) -> None:
+    """End what waits below the run, newest first: children before their parents. Not all of a
+    large tree: sweeps do the rest."""
+    where = RunFilter(root_run_id=row.facts.root_run_id, unfinished=True)
+    tree = await core.reader.list_runs(None, where, after=None, limit=CLOSED_AT_ONCE_MAX)
+    for below in tree:
+        hot = below.hot
+        closing = hot.cancel_epoch > 0 and hot.parked_on is ParkedOn.CLOSING
+        if closing and hot.lease_owner is None and below.facts.run_id != row.facts.run_id:
+            core.signals.publish(run_topic(below.facts.run_id))
+            with suppress(Conflict):  # a damaged one is put aside; the deadline ends it
+                await _close_at_once(core, below.facts.run_id, tools)
 
 
 async def _close_at_once(core: Core, run_id: str, tools: ToolRunner | None) -> None:

@@ -15,11 +15,12 @@ from perdure.engine.fold import OpenCall, is_side_effect
 from perdure.engine.ports import LocalStep, ToolInvocation, ToolOutcome, ToolRunner
 from perdure.engine.results import add_result, runtime_result
 from perdure.engine.view import RunView
-from perdure.protocol.events import ResumeEvent
+from perdure.protocol.events import ErrorEvent, ResumeEvent
 from perdure.protocol.failures import Failure, FailureCode, Stage
 from perdure.protocol.states import (
     AttemptEnd,
     InterruptStatus,
+    ParkedOn,
     RunState,
     ToolCallStatus,
     Transition,
@@ -31,6 +32,11 @@ CALLS_REPORTED_MAX = 1000
 
 CANCELLED = Failure(
     code=FailureCode.RUN_CANCELLED, reason="the run was cancelled", stage=Stage.RUNTIME
+)
+ORPHANED = Failure(
+    code=FailureCode.ORPHANED,
+    reason="the run did not end in time after its parent was ended",
+    stage=Stage.RUNTIME,
 )
 TIMED_OUT = Failure(
     code=FailureCode.RUN_TIMEOUT, reason="the run's total time is over", stage=Stage.RUNTIME
@@ -49,8 +55,15 @@ def close_run(
 
     `known` are results of open calls that came in time or by lookup. What was begun and cannot
     be known is `unknown`; what never began, or leaves nothing, is `cancelled`.
+
+    While children are open the run does not end: what ran gets its result, the failure is kept,
+    and the run is left to its closing, which ends the children first.
     """
     snapshot = draft.view.snapshot
+    draft.is_closing = True
+    if snapshot.open_children:
+        _begin_ending(draft, failure, known or {})
+        return
     cancelled = failure.code is FailureCode.RUN_CANCELLED
     for interrupt_id, question in list(snapshot.open_interrupts.items()):
         seq = draft.add(
@@ -81,8 +94,31 @@ def close_run(
     draft.move(why, failure=failure, effects=reported or None)
     if draft.token is not None:
         draft.release(AttemptEnd.CANCELLED if cancelled else AttemptEnd.FINISHED)
-    if cancelled:
+    if cancelled or snapshot.cancel_epoch > 0:
         draft.with_checkpoint = False
+
+
+def _begin_ending(draft: Draft, failure: Failure, known: Mapping[str, ToolOutcome]) -> None:
+    """Draft that the run is to end once its children have."""
+    snapshot = draft.view.snapshot
+    for call in list(snapshot.open_calls.values()):
+        outcome = known.get(call.tool_call_id)
+        running = draft.view.executions_of(call.tool_call_id).running
+        if running or outcome is not None:
+            given = outcome is not None and outcome.result.status is not ToolCallStatus.PENDING
+            told = outcome if given and outcome else _unfinished(draft.view, call, failure)
+            add_result(draft, call, told, by="tool" if given else "runtime")
+    if snapshot.state is RunState.WAITING_HUMAN and not snapshot.open_interrupts:
+        draft.move(Transition.APPROVED)  # nobody is asked any more
+    if snapshot.cancel_epoch == 0 and snapshot.ending is None:
+        draft.add(ErrorEvent(failure=failure, final=True))
+    if draft.token is not None:
+        cancelled = snapshot.cancel_epoch > 0
+        draft.release(AttemptEnd.CANCELLED if cancelled else AttemptEnd.PARKED)
+    draft.parked_on = ParkedOn.CLOSING
+    draft.ready_in_s = None
+    draft.close_in_s = 0
+    draft.with_checkpoint = snapshot.cancel_epoch == 0
 
 
 def end_transition(state: RunState, failure: Failure) -> Transition:

@@ -14,7 +14,7 @@ from perdure.protocol.events import PlanItem
 from perdure.protocol.failures import Failure
 from perdure.protocol.messages import Message
 from perdure.protocol.runs import Counters, RunFacts
-from perdure.protocol.states import ToolCallStatus
+from perdure.protocol.states import RunState, ToolCallStatus
 from perdure.protocol.tools import ToolSpec
 from perdure.protocol.values import Value
 
@@ -51,6 +51,30 @@ class AskRecord:
 
 
 @dataclass(slots=True, kw_only=True)
+class ChildRecord:
+    """A child run that the planner asked for. `state` is None while it is unfinished.
+
+    One that was refused has no `child_run_id` and an error; large answers are references.
+    """
+
+    child_run_id: str | None
+    key: str | None
+    agent_id: str | None
+    detached: bool
+    state: RunState | None = None
+    answer: JsonValue = None
+    error: Failure | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class HandoffRecord:
+    """How the agent that decides came to the run: from whom, and why."""
+
+    source: str
+    reason: str
+
+
+@dataclass(slots=True, kw_only=True)
 class Turn:
     """One step as the planner sees it: what it said, called and asked; what it was told."""
 
@@ -58,6 +82,7 @@ class Turn:
     text: str = ""
     calls: list[CallRecord] = field(default_factory=list[CallRecord])
     asks: list[AskRecord] = field(default_factory=list[AskRecord])
+    children: list[ChildRecord] = field(default_factory=list[ChildRecord])
     notes: list[Failure] = field(default_factory=list[Failure])
 
 
@@ -102,7 +127,8 @@ class PlannerContext:
 
     `model_failures` counts failed model requests of this step; `tools` are those granted to the
     agent; `messages` are the thread's messages before this run's input; `journal` holds the
-    operations of a code agent by position.
+    operations of a code agent by position. `agent_id` is the agent that decides: after a
+    `handoff` not the one that the run was started with.
 
     `open_message` is there when the run is to be streamed: each call begins a message whose pieces
     followers get at once. No decision depends on it.
@@ -119,4 +145,6 @@ class PlannerContext:
     model_failures: int
     tools: Sequence[ToolSpec]
     journal: Mapping[str, Entry] = field(default_factory=dict[str, Entry])
+    agent_id: str = ""
+    handoff: HandoffRecord | None = None
     open_message: Callable[[], OpenMessage] | None = field(default=None, compare=False, repr=False)

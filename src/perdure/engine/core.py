@@ -32,6 +32,9 @@ class EngineSettings:
     retention_interval_s: float = 3600.0
     blobs_kept_s: float = 86_400.0
     delta_interval_s: float = 0.2
+    cancel_deadline_s: float = 60.0
+    depth_max: int = 5
+    children_max: int = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

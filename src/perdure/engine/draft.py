@@ -41,6 +41,7 @@ from perdure.store.commits import (
     NewExecution,
     NewInterrupt,
     NewMessage,
+    NewRun,
     StepChange,
 )
 
@@ -64,6 +65,9 @@ class Draft:
     messages: list[NewMessage] = field(default_factory=list[NewMessage])
     artifacts: list[NewArtifact] = field(default_factory=list[NewArtifact])
     blobs: list[NewBlob] = field(default_factory=list[NewBlob])
+    new_children: list[NewRun] = field(default_factory=list[NewRun])
+    reported: list[str] = field(default_factory=list[str])
+    handed_to: tuple[str, str] | None = None
     ended_calls: list[tuple[str, ToolCallStatus]] = field(
         default_factory=list[tuple[str, ToolCallStatus]]
     )
@@ -72,6 +76,8 @@ class Draft:
     ready_in_s: float | None = None
     close_in_s: float | None = None
     with_checkpoint: bool = True
+    is_closing: bool = False
+    """Set when the run is brought to its end, at once or after its children."""
     _from_state: RunState = field(init=False)
     _from_seq: int = field(init=False)
     _from_epoch: int = field(init=False)
@@ -177,6 +183,7 @@ class Draft:
                 code=snapshot.code if snapshot.state is RunState.FAILED else None,
                 open_calls=len(snapshot.open_calls),
                 open_interrupts=len(snapshot.open_interrupts),
+                open_children=len(snapshot.open_children),
                 counters=self.view.counters(),
                 checkpoint_seq=self.view.checkpoint_seq,
             ),
@@ -195,6 +202,10 @@ class Draft:
             attempt_end=self.attempt_end,
             ready_in_s=self.ready_in_s,
             close_in_s=self.close_in_s,
+            new_children=tuple(self.new_children),
+            reports_to=self.reports_to,
+            reported=tuple(self.reported),
+            handed_to=self.handed_to,
         )
 
     def _checkpoint(self) -> NewCheckpoint:
@@ -213,6 +224,12 @@ class Draft:
             return None
         kinds = [item.kind for item in self.view.snapshot.open_interrupts.values()]
         return InterruptKind.AUTH if InterruptKind.AUTH in kinds else kinds[0]
+
+    @property
+    def reports_to(self) -> str | None:
+        """The parent that is to be told of the end which this commit brings."""
+        facts = self.view.facts
+        return facts.parent_run_id if self.ends_run and not facts.detached else None
 
     @property
     def ends_run(self) -> bool:

@@ -25,6 +25,7 @@ from perdure.engine.results import (
     end_execution,
     runtime_result,
 )
+from perdure.engine.spawning import draft_call_child
 from perdure.engine.steps import settle
 from perdure.engine.values import shown
 from perdure.engine.view import RunView
@@ -106,6 +107,8 @@ class Effects:
             for call in lost:
                 self.unrecorded.append(await self._clarify(call))
             return
+        if self._view.snapshot.open_calls:
+            await self.attempt.judge.learn_open(self.attempt.around.core.directory, self._view)
         draft = self.attempt.draft()
         dispatched = self.dispatch(draft)
         if not dispatched and not self.in_flight:
@@ -145,6 +148,8 @@ class Effects:
         view, tools = draft.view, self.attempt.around.tools
         if not view.snapshot.open_calls or self._is_closed(draft):
             return []
+        if self.attempt.judge.cards:
+            self._start_children(draft)
         free = max(tools.free_slots, 1)
         alone = any(not spec.parallel for spec in self.in_flight.values())
         now = self.attempt.around.core.clock.monotonic()
@@ -161,11 +166,30 @@ class Effects:
             if _approval_is_stale(call, spec):
                 self._ask_again(draft, call, spec)
                 continue
+            if spec.agent is not None:  # its agent is looked up with the next turn
+                continue
             if not spec.parallel and (chosen or self.in_flight):
                 break
             chosen.append(call)
             alone = not spec.parallel
         return chosen
+
+    def _start_children(self, draft: Draft) -> None:
+        """Draft the children that carry out calls of agents; they take no slot."""
+        judge = self.attempt.judge
+        ready: list[tuple[OpenCall, ToolSpec]] = []
+        for call in draft.view.runnable_calls():
+            spec = self.attempt.around.tools.find(call.tool, call.version)
+            if spec is None or spec.agent is None or (spec.agent, None) not in judge.cards:
+                continue
+            if _approval_is_stale(call, spec):
+                self._ask_again(draft, call, spec)
+            else:
+                ready.append((call, spec))
+        for place, (call, spec) in enumerate(ready):
+            draft_call_child(
+                draft, call, spec, judge.cards, judge.settings, among=len(ready) - place
+            )
 
     def _is_closed(self, draft: Draft) -> bool:
         """Tell whether no further call may start: the run ends, is given back, or was rejected."""

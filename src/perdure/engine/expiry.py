@@ -29,7 +29,7 @@ async def expire_interrupt(core: Core, run_id: str, interrupt_id: str) -> bool:
         if row.hot.lease_owner is not None or row.hot.cancel_epoch > 0:
             return False
         question = draft.view.snapshot.open_interrupts.get(interrupt_id)
-        if question is None:
+        if question is None or draft.view.snapshot.ending is not None:
             return False
         approval = question.kind is InterruptKind.APPROVAL
         draft.add(

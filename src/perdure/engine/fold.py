@@ -20,9 +20,12 @@ from perdure.protocol.events import (
     ArtifactEvent,
     AttemptEvent,
     CancelEvent,
+    ChildEvent,
+    ChildUse,
     CustomEvent,
     ErrorEvent,
     EventData,
+    HandoffEvent,
     InterruptEvent,
     ModelEvent,
     Origin,
@@ -103,6 +106,16 @@ class OpenInterrupt:
 
 
 @dataclass(slots=True, kw_only=True)
+class OpenChild:
+    """A child that is not detached and whose result is not in the log. `use` is kept for it."""
+
+    child_run_id: str
+    awaited: bool
+    tool_call_id: str | None
+    use: ChildUse
+
+
+@dataclass(slots=True, kw_only=True)
 class RunSnapshot:
     """What a run's log says of the run. Changed in place by `fold`, one event at a time.
 
@@ -126,6 +139,10 @@ class RunSnapshot:
     step_calls: dict[str, OpenCall] = field(default_factory=dict[str, OpenCall])
     answered_in_step: bool = False
     inherited: dict[str, OpenCall] = field(default_factory=dict[str, OpenCall])
+    open_children: dict[str, OpenChild] = field(default_factory=dict[str, OpenChild])
+    children_use: ChildUse | None = None
+    agent: tuple[str, str] | None = None
+    ending: Failure | None = None
     finished_calls: int = 0
     history: str = ""
     plan: tuple[PlanItem, ...] = ()
@@ -384,8 +401,62 @@ def _fold_artifact(snapshot: RunSnapshot, data: ArtifactEvent) -> None:
     snapshot.artifacts[data.name] = data.version
 
 
+def _fold_child(snapshot: RunSnapshot, data: ChildEvent) -> None:
+    """Keep what is open, and what finished and detached children used or may use."""
+    match data.phase:
+        case "spawned":
+            _fold_spawned(snapshot, data)
+        case "awaited":
+            child = snapshot.open_children.get(data.child_run_id or "")
+            if child is not None:
+                child.awaited = True
+        case "refused":
+            snapshot.invalid_in_step = True
+        case "result":
+            snapshot.open_children.pop(data.child_run_id or "", None)
+            snapshot.children_use = add_use(snapshot.children_use, data.use)
+            told = digest(data.result) if data.result_ref is None else data.result_ref.digest
+            code = data.failure.code if data.failure is not None else None
+            _chain(snapshot, "child", data.child_run_id, data.state, told, code)
+
+
+def _fold_spawned(snapshot: RunSnapshot, data: ChildEvent) -> None:
+    snapshot.valid_in_step = True
+    call = snapshot.open_calls.get(data.tool_call_id or "")
+    if call is not None:
+        call.status = ToolCallStatus.PENDING
+    _chain(snapshot, "spawned", data.child_run_id, data.key, data.agent_id)
+    if data.detached:
+        snapshot.children_use = add_use(snapshot.children_use, data.use)
+        return
+    snapshot.open_children[data.child_run_id or ""] = OpenChild(
+        child_run_id=data.child_run_id or "",
+        awaited=data.awaited,
+        tool_call_id=data.tool_call_id,
+        use=data.use or ChildUse(),
+    )
+
+
+def add_use(first: ChildUse | None, second: ChildUse | None) -> ChildUse:
+    """Return the sum of two uses; what is not said counts as nothing."""
+    one, two = first or ChildUse(), second or ChildUse()
+    return ChildUse(
+        model_calls=(one.model_calls or 0) + (two.model_calls or 0),
+        tool_calls=(one.tool_calls or 0) + (two.tool_calls or 0),
+        tokens=(one.tokens or 0) + (two.tokens or 0),
+        output_tokens=(one.output_tokens or 0) + (two.output_tokens or 0),
+        cost=(one.cost or 0.0) + (two.cost or 0.0),
+    )
+
+
+def _fold_handoff(snapshot: RunSnapshot, data: HandoffEvent) -> None:
+    snapshot.agent = (data.target, data.target_version)
+
+
 def _fold_error(snapshot: RunSnapshot, data: ErrorEvent) -> None:
     snapshot.last_failure = data.failure
+    if data.final:
+        snapshot.ending = snapshot.ending or data.failure
     if data.failure.code in CORRECTABLE:
         snapshot.invalid_in_step = True
 
@@ -410,6 +481,8 @@ _FOLDERS: dict[type, Callable[[RunSnapshot, Any], None]] = {
     AttemptEvent: _fold_attempt,
     PlanEvent: _fold_plan,
     ArtifactEvent: _fold_artifact,
+    ChildEvent: _fold_child,
+    HandoffEvent: _fold_handoff,
     ErrorEvent: _fold_error,
     CustomEvent: _fold_custom,
 }
@@ -452,6 +525,14 @@ def snapshot_digest(snapshot: RunSnapshot) -> str:
         parts += ("artifact", name, version)
     for call in snapshot.inherited.values():
         parts += ("inherited", call.tool_call_id, call.args_digest, call.effect_key)
+    for child in snapshot.open_children.values():
+        parts += ("child", child.child_run_id, child.awaited, child.use.model_dump_json())
+    if snapshot.children_use is not None:
+        parts += ("children_use", snapshot.children_use.model_dump_json())
+    if snapshot.agent is not None:
+        parts += ("agent", *snapshot.agent)
+    if snapshot.ending is not None:
+        parts += ("ending", snapshot.ending.code)
     return hashlib.sha256("\x1f".join(map(str, parts)).encode()).hexdigest()
 
 

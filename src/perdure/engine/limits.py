@@ -1,7 +1,10 @@
 """What a run may use, checked before it is spent (R-4.3, R-4.4)."""
 
+from perdure.engine.fold import add_use
 from perdure.engine.view import RunView
+from perdure.protocol.events import ChildUse
 from perdure.protocol.failures import Failure, FailureCode, Stage
+from perdure.protocol.policies import Budget
 
 
 def before_planning(view: RunView, *, worked_s: float) -> Failure | None:
@@ -16,12 +19,12 @@ def before_planning(view: RunView, *, worked_s: float) -> Failure | None:
             reason=f"the run has taken its {options.max_steps} steps",
             stage=Stage.PLANNING,
         )
-    budget = options.budget
+    budget, used = options.budget, used_in_tree(view)
     spent = (
-        ("model_calls", snapshot.model_calls, budget.model_calls),
-        ("tokens", snapshot.input_tokens + snapshot.output_tokens, budget.tokens),
-        ("output_tokens", snapshot.output_tokens, budget.output_tokens),
-        ("cost", snapshot.cost, budget.cost),
+        ("model_calls", used.model_calls or 0, budget.model_calls),
+        ("tokens", used.tokens or 0, budget.tokens),
+        ("output_tokens", used.output_tokens or 0, budget.output_tokens),
+        ("cost", used.cost or 0.0, budget.cost),
         ("wall_time_s", worked_s, budget.wall_time_s),
         ("context_tokens", snapshot.context_tokens, budget.context_tokens),
     )
@@ -34,13 +37,51 @@ def before_planning(view: RunView, *, worked_s: float) -> Failure | None:
 def calls_left(view: RunView) -> int | None:
     """Return how many more tool calls the budget allows; None without a limit."""
     limit = view.facts.options.budget.tool_calls
-    return None if limit is None else max(0, limit - view.snapshot.tool_calls)
+    return None if limit is None else max(0, limit - (used_in_tree(view).tool_calls or 0))
 
 
 def calls_used_up(view: RunView) -> Failure:
     """Return the failure of a run that asks for a call when none is left."""
     limit = view.facts.options.budget.tool_calls or 0
-    return _over_budget("tool_calls", view.snapshot.tool_calls, limit)
+    return _over_budget("tool_calls", used_in_tree(view).tool_calls or 0, limit)
+
+
+def used_in_tree(view: RunView) -> ChildUse:
+    """Return what the run and all below it used, and what is kept for children that are open."""
+    snapshot = view.snapshot
+    used = ChildUse(
+        model_calls=snapshot.model_calls,
+        tool_calls=snapshot.tool_calls,
+        tokens=snapshot.input_tokens + snapshot.output_tokens,
+        output_tokens=snapshot.output_tokens,
+        cost=snapshot.cost,
+    )
+    if snapshot.children_use is not None:
+        used = add_use(used, snapshot.children_use)
+    for child in snapshot.open_children.values():
+        used = add_use(used, child.use)
+    return used
+
+
+def share_for_child(view: RunView, wanted: Budget, among: int) -> Budget | Failure:
+    """Return the budget of a child, taken from what the run has left (R-14.3).
+
+    What `wanted` leaves open is an equal share of it among `among` children, rounded up. The
+    failure tells of a limit of which nothing is left; without tool calls a child may still answer.
+    """
+    limits, used = view.facts.options.budget, used_in_tree(view)
+    shares: dict[str, float | None] = {}
+    for name in ("model_calls", "tool_calls", "tokens", "output_tokens", "cost"):
+        limit, asked = getattr(limits, name), getattr(wanted, name)
+        if limit is None:
+            shares[name] = asked
+            continue
+        left = max(0, limit - (getattr(used, name) or 0))
+        if left == 0 and name != "tool_calls":
+            return _over_budget(name, limit - left, limit)
+        equal = left / among if name == "cost" else -(-left // among)
+        shares[name] = equal if asked is None else min(asked, left)
+    return wanted.model_copy(update=shares)
 
 
 def repeated(view: RunView, tool: str, tool_call_id: str) -> Failure | None:

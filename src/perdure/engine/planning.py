@@ -5,12 +5,14 @@ decision passes `plan_ready` (decision 20).
 """
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 from pydantic import JsonValue
 
+from perdure.engine.core import EngineSettings
+from perdure.engine.directory import AgentDirectory
 from perdure.engine.draft import Draft
 from perdure.engine.fold import STATE_EVENT_NAME, OpenCall
 from perdure.engine.journal import STEP_TOOLS
@@ -25,9 +27,11 @@ from perdure.engine.ports import (
 from perdure.engine.replies import Replies
 from perdure.engine.results import add_artifact, add_result, ask_outcome, runtime_result
 from perdure.engine.schema import check_schema, problem_with_value
+from perdure.engine.spawning import await_children, draft_handoff, draft_spawn
 from perdure.engine.steps import fail, finish_step, settle, wait_for_person
 from perdure.engine.values import Kept, short
 from perdure.engine.view import RunView
+from perdure.protocol.agents import AgentCard
 from perdure.protocol.codec import clean
 from perdure.protocol.decisions import (
     Ask,
@@ -36,10 +40,12 @@ from perdure.protocol.decisions import (
     DecisionBase,
     Finish,
     GiveUp,
+    Handoff,
     Note,
     Operate,
     Product,
     Sleep,
+    Spawn,
     ToolRequest,
     UpdatePlan,
 )
@@ -78,6 +84,38 @@ class Judge:
     agent: HostedAgent
     tools: ToolRunner
     policy: Policy
+    settings: EngineSettings = EngineSettings()
+    cards: dict[tuple[str, str | None], AgentCard | None] = field(
+        default_factory=dict[tuple[str, str | None], AgentCard | None]
+    )
+    """Agents that a decision names, as `learn` found them registered."""
+
+    async def learn(self, directory: AgentDirectory, decision: Decision) -> None:
+        """Look up the agents that a decision names: drafting it does not wait."""
+        named: list[tuple[str, str | None]] = []
+        match decision:
+            case Spawn():
+                named = [(child.agent_id, child.version) for child in decision.children]
+            case Handoff():
+                named = [(decision.agent_id, decision.version)]
+            case CallTools() | Operate():
+                specs = [self.spec_of(request) for request in decision.calls]
+                named = [(spec.agent, None) for spec in specs if spec is not None and spec.agent]
+            case _:
+                pass
+        await self._look_up(directory, named)
+
+    async def learn_open(self, directory: AgentDirectory, view: RunView) -> None:
+        """Look up the agents of calls that can be made now."""
+        specs = [self.tools.find(call.tool, call.version) for call in view.runnable_calls()]
+        named = [(spec.agent, None) for spec in specs if spec is not None and spec.agent]
+        await self._look_up(directory, named)
+
+    async def _look_up(
+        self, directory: AgentDirectory, named: Iterable[tuple[str, str | None]]
+    ) -> None:
+        for agent_id, version in named:
+            self.cards[agent_id, version] = await directory.find(agent_id, version)
 
     def spec_of(self, request: ToolRequest) -> ToolSpec | None:
         """Return the tool an agent means, when it is granted; its grant may pin the version."""
@@ -110,13 +148,13 @@ def draft_decision(
         case Operate():
             _draft_operations(draft, decision, judge)
         case UpdatePlan():
-            if decision.plan is None:
-                raise Invalid("a decision to update the plan holds no plan")
-            finish_step(draft)
+            _draft_plan(draft, decision)
         case Sleep():
-            finish_step(draft)
-            draft.release(AttemptEnd.PARKED, ParkedOn.TIMER)
-            draft.ready_in_s = decision.duration.total_seconds()
+            _draft_sleep(draft, decision)
+        case Spawn():
+            draft_spawn(draft, decision, judge.cards, judge.settings)
+        case Handoff():
+            draft_handoff(draft, decision, judge.cards)
         case GiveUp():
             fail(
                 draft,
@@ -151,6 +189,19 @@ def draft_inherited(draft: Draft, calls: Sequence[OpenCall], judge: Judge) -> No
         denied = denied or failure
     if denied is not None:
         fail(draft, denied)
+
+
+def _draft_plan(draft: Draft, decision: UpdatePlan) -> None:
+    if decision.plan is None:
+        raise Invalid("a decision to update the plan holds no plan")
+    finish_step(draft)
+
+
+def _draft_sleep(draft: Draft, decision: Sleep) -> None:
+    finish_step(draft)
+    if not draft.is_closing:
+        draft.release(AttemptEnd.PARKED, ParkedOn.TIMER)
+        draft.ready_in_s = decision.duration.total_seconds()
 
 
 def draft_model_uses(
@@ -223,7 +274,7 @@ def _draft_operations(draft: Draft, decision: Operate, judge: Judge) -> None:
     """Draft what the branches of a code agent wait for; a step of records alone is over."""
     if decision.calls:
         _draft_calls(draft, decision, judge)
-        if draft.ends_run:
+        if draft.is_closing:
             return
     for ask in decision.asks:
         _add_question(draft, ask)
@@ -233,7 +284,7 @@ def _draft_operations(draft: Draft, decision: Operate, judge: Judge) -> None:
         wait_for_person(draft)
         return
     finish_step(draft)
-    if decision.wake_in is not None and not draft.ends_run:
+    if decision.wake_in is not None and not draft.is_closing:
         draft.release(AttemptEnd.PARKED, ParkedOn.TIMER)
         draft.ready_in_s = decision.wake_in.total_seconds()
 
@@ -334,7 +385,7 @@ def _problem(
     tools: ToolRunner,
 ) -> tuple[ToolCallStatus, Failure] | None:
     if spec is None:
-        reason = f"{request.tool} is not among the tools of {view.facts.agent_id}"
+        reason = f"{request.tool} is not among the tools of {view.agent_id}"
         failure = Failure(code=FailureCode.TOOL_NOT_FOUND, reason=short(reason), stage=Stage.TOOL)
         return ToolCallStatus.FAILED, failure
     problem = request.problem or tools.problem_with_args(spec, args)
@@ -418,7 +469,7 @@ def request_approval(
         ApprovalRequestEvent(
             approval_id=interrupt_id,
             tool_call_id=tool_call_id,
-            title=f"May {draft.view.facts.agent_id} run {spec.name}?",
+            title=f"May {draft.view.agent_id} run {spec.name}?",
             requested_actions=(
                 {
                     "tool_call_id": tool_call_id,
@@ -492,6 +543,10 @@ def _draft_finish(draft: Draft, decision: Finish, spoken: str | None) -> None:
     The answer is the message `spoken`, when it was streamed as one.
     """
     answer = clean(decision.answer)
+    if draft.view.snapshot.open_children:
+        await_children(draft)
+        settle(draft, retry_in_s=None)
+        return
     problem = _answer_problem(draft.view, answer)
     if problem is not None:
         failure = Failure(code=FailureCode.OUTPUT_INVALID, reason=problem, stage=Stage.OUTPUT)
@@ -510,7 +565,7 @@ def _draft_finish(draft: Draft, decision: Finish, spoken: str | None) -> None:
             message_id=spoken or draft.ids.new(MESSAGE),
             seq=seq,
             role=Role.ASSISTANT,
-            author=draft.view.facts.agent_id,
+            author=draft.view.agent_id,
         )
     )
     draft.release(AttemptEnd.FINISHED)

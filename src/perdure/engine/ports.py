@@ -20,7 +20,7 @@ from perdure.protocol.policies import RetryPolicy
 from perdure.protocol.runs import Caller, RunContext, RunFacts
 from perdure.protocol.states import ArtifactStatus, OnExpiry
 from perdure.protocol.tools import ToolResult, ToolSpec
-from perdure.protocol.values import Value
+from perdure.protocol.values import BlobRef, Value
 
 
 class Clock(Protocol):
@@ -149,10 +149,14 @@ class ProducedArtifact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolOutcome:
-    """What an execution came to, with the artifacts it made."""
+    """What an execution came to, with the artifacts it made.
+
+    `output_ref` stands for an output that is stored already, a child's answer.
+    """
 
     result: ToolResult
     artifacts: tuple[ProducedArtifact, ...] = ()
+    output_ref: BlobRef | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

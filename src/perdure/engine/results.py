@@ -23,7 +23,7 @@ from perdure.store.commits import (
     NewInterrupt,
 )
 
-ResultSource = Literal["tool", "lookup", "person", "runtime", "policy", "callback"]
+ResultSource = Literal["tool", "lookup", "person", "runtime", "policy", "callback", "child"]
 
 
 def runtime_result(status: ToolCallStatus, code: FailureCode, reason: str) -> ToolOutcome:
@@ -61,7 +61,7 @@ def add_result(draft: Draft, call: OpenCall, outcome: ToolOutcome, *, by: Result
             tool_call_id=call.tool_call_id,
             status=result.status,
             output=kept.inline,
-            output_ref=kept.ref,
+            output_ref=outcome.output_ref or kept.ref,
             error=result.error,
             external_ref=result.external_ref,
             done=result.done,

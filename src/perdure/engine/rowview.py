@@ -5,12 +5,14 @@ so no planner may be asked upon it and no checkpoint written.
 """
 
 from perdure.engine.core import Core
-from perdure.engine.fold import OpenCall, OpenInterrupt
+from perdure.engine.fold import OpenCall, OpenChild, OpenInterrupt
 from perdure.engine.view import Executions, RunView, view_of
+from perdure.protocol.events import ChildUse
 from perdure.protocol.records import ToolCallRow
 from perdure.protocol.runs import RunRow
 from perdure.protocol.states import InterruptStatus, RunState, is_open
-from perdure.store.ports import InterruptFilter
+from perdure.store.commits import TimerKind
+from perdure.store.ports import InterruptFilter, RunFilter
 
 PAGE = 1000
 
@@ -36,6 +38,7 @@ async def view_from_rows(core: Core, row: RunRow) -> RunView:
     snapshot.step_first_seq = steps[0].first_seq if steps else None
     await _add_calls(core, view)
     await _add_questions(core, view)
+    await _add_children(core, view)
     return view
 
 
@@ -84,3 +87,17 @@ async def _add_questions(core: Core, view: RunView) -> None:
                 on_expiry=row.on_expiry,
             )
         after = page[-1].interrupt_id
+
+
+async def _add_children(core: Core, view: RunView) -> None:
+    """Add children that are unfinished, or whose report has not been taken."""
+    run_id = view.facts.run_id
+    where = RunFilter(parent_run_id=run_id, unfinished=True)
+    rows = await core.reader.list_runs(None, where, after=None, limit=PAGE)
+    timers = await core.reader.timers_of(run_id)
+    open_ids = [row.facts.run_id for row in rows if not row.facts.detached]
+    open_ids += [timer.ref for timer in timers if timer.kind is TimerKind.CHILD and timer.ref]
+    for child in open_ids:
+        view.snapshot.open_children[child] = OpenChild(
+            child_run_id=child, awaited=True, tool_call_id=None, use=ChildUse()
+        )

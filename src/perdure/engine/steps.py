@@ -7,21 +7,31 @@ from perdure.engine.draft import Draft
 from perdure.engine.fold import RunSnapshot
 from perdure.engine.ports import ToolOutcome
 from perdure.protocol.failures import Failure, FailureCode, Stage
-from perdure.protocol.states import AttemptEnd, ParkedOn, StepStatus, Transition
+from perdure.protocol.states import (
+    AttemptEnd,
+    ParkedOn,
+    StepStatus,
+    ToolCallStatus,
+    Transition,
+)
 
 
 def settle(draft: Draft, *, retry_in_s: float | None) -> None:
     """Draft what follows once no call runs or can run at once.
 
     A rejected action: the run fails. Open interrupts: the run waits for a person, held by nobody.
-    Calls to be tried again later: it waits out their back-off. Else the step is done and planning
-    goes on. The questions of a code agent's branches hold nobody up but their branch.
+    Children that are awaited: it waits for them. Calls to be tried again later: it waits out
+    their back-off. Else the step is done and planning goes on. The questions of a code agent's
+    branches hold nobody up but their branch.
     """
     snapshot = draft.view.snapshot
     if snapshot.rejected is not None:
         fail(draft, rejection(snapshot))
     elif any(question.position is None for question in snapshot.open_interrupts.values()):
         wait_for_person(draft)
+    elif waits_for_children(snapshot):
+        draft.note_step(StepStatus.WAITING)
+        draft.release(AttemptEnd.PARKED, ParkedOn.CHILD)
     elif snapshot.open_calls:
         draft.release(AttemptEnd.PARKED, ParkedOn.RETRY)
         draft.ready_in_s = retry_in_s or 0
@@ -34,6 +44,13 @@ def wait_for_person(draft: Draft) -> None:
     draft.note_step(StepStatus.WAITING)
     draft.move(Transition.NEED_APPROVAL)
     draft.release(AttemptEnd.PARKED)
+
+
+def waits_for_children(snapshot: RunSnapshot) -> bool:
+    """Tell whether nothing but children keeps the step open."""
+    if any(call.status is not ToolCallStatus.PENDING for call in snapshot.open_calls.values()):
+        return False
+    return any(child.awaited for child in snapshot.open_children.values())
 
 
 def finish_step(draft: Draft) -> None:

@@ -9,7 +9,14 @@ from dataclasses import dataclass, field
 
 from pydantic import JsonValue
 
-from perdure.engine.context import AskRecord, CallRecord, PlannerContext, Turn
+from perdure.engine.context import (
+    AskRecord,
+    CallRecord,
+    ChildRecord,
+    HandoffRecord,
+    PlannerContext,
+    Turn,
+)
 from perdure.engine.fold import CORRECTABLE, OpenCall, RunSnapshot, fold
 from perdure.engine.journal import Journal
 from perdure.engine.values import shown
@@ -17,9 +24,11 @@ from perdure.protocol.events import (
     ActionEvent,
     ApprovalRequestEvent,
     ArtifactEvent,
+    ChildEvent,
     CustomEvent,
     ErrorEvent,
     EventData,
+    HandoffEvent,
     InterruptEvent,
     ModelEvent,
     ResultEvent,
@@ -56,8 +65,10 @@ class RunView:
     turns: list[Turn] = field(default_factory=list[Turn])
     executions: dict[str, Executions] = field(default_factory=dict[str, Executions])
     _records: dict[str, CallRecord] = field(default_factory=dict[str, CallRecord])
+    handoff: HandoffRecord | None = None
     _asks: dict[str, AskRecord] = field(default_factory=dict[str, AskRecord])
     _journal: Journal = field(default_factory=Journal)
+    _children: dict[str, ChildRecord] = field(default_factory=dict[str, ChildRecord])
     _counted: tuple[tuple[int, ...], Counters] | None = None
 
     def apply(self, seq: int, data: EventData | Unknown) -> None:
@@ -88,13 +99,18 @@ class RunView:
                 self._journal.close(data)
             case CustomEvent() | ArtifactEvent():
                 self._journal.note(data)
-            case ErrorEvent():
+            case ErrorEvent() if not data.final:
                 self._turn(step).notes.append(data.failure)
+            case ChildEvent() if data.tool_call_id is None:
+                self._apply_child(step, data)
+            case HandoffEvent():
+                self._apply_handoff(data)
             case ApprovalRequestEvent() | _:
                 pass
 
     def _adopt(self, open_step: int | None) -> None:
         """Leave out of the step that was cut off what is made anew or was never answered."""
+        self.handoff = None  # the run begins with its own agent
         self.executions, self._records, self._asks = {}, {}, {}
         if open_step is None or not self.turns or self.turns[-1].step_index != open_step:
             return
@@ -142,6 +158,35 @@ class RunView:
         self._turn(step).asks.append(ask)
         self._asks[data.interrupt_id] = ask
 
+    def _apply_child(self, step: int, data: ChildEvent) -> None:
+        if data.phase in {"spawned", "refused"}:
+            child = ChildRecord(
+                child_run_id=data.child_run_id,
+                key=data.key,
+                agent_id=data.agent_id,
+                detached=data.detached,
+                error=data.failure,
+            )
+            self._turn(step).children.append(child)
+            if data.child_run_id is not None:
+                self._children[data.child_run_id] = child
+        if data.phase == "result":
+            record = self._children.pop(data.child_run_id or "", None)
+            if record is not None:
+                record.state = data.state
+                record.answer = shown(data.result, data.result_ref)
+                record.error = data.failure
+
+    def _apply_handoff(self, data: HandoffEvent) -> None:
+        self.handoff = HandoffRecord(source=data.source, reason=data.reason)
+        if data.view == "none":
+            self.turns = []
+
+    @property
+    def agent_id(self) -> str:
+        """The agent that carries the run out at present."""
+        return self.snapshot.agent[0] if self.snapshot.agent else self.facts.agent_id
+
     def _apply_answer(self, data: ResumeEvent) -> None:
         ask = self._asks.pop(data.interrupt_id, None)
         if ask is not None:
@@ -185,6 +230,8 @@ class RunView:
             model_failures=snapshot.model_failures,
             tools=tools,
             journal=self._journal.entries,
+            agent_id=self.agent_id,
+            handoff=self.handoff,
         )
 
     def executions_of(self, tool_call_id: str) -> Executions:

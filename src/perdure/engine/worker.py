@@ -248,14 +248,15 @@ class Worker:
 
     async def _begin(self, around: Surroundings, claimed: Claimed, lease: Lease) -> Attempt | None:
         facts = claimed.row.facts
-        agent = self.catalog.find(facts.agent_id, facts.agent_version)
+        agent_id, version = facts.agent_now
+        agent = self.catalog.find(agent_id, version)
         if agent is None:
-            newer = self.catalog.replaced()[facts.agent_id, facts.agent_version].card.version
-            raise VersionGone(
-                f"version {facts.agent_version} of {facts.agent_id} is gone: {newer} replaces it"
-            )
+            newer = self.catalog.replaced()[agent_id, version].card.version
+            raise VersionGone(f"version {version} of {agent_id} is gone: {newer} replaces it")
         view = await load_claimed(self.core, claimed, self.worker_id)
-        judge = Judge(agent=agent, tools=self.tools, policy=self.policy)
+        judge = Judge(
+            agent=agent, tools=self.tools, policy=self.policy, settings=self.core.settings
+        )
         now = self.core.clock.now()
         started = claimed.row.hot.started_at
         worked = (now - started).total_seconds() if started is not None else 0.0

@@ -181,6 +181,24 @@ class RetentionSettings(TenantRetention):
     )
 
 
+class ChildrenSettings(_Section):
+    """What runs may start below them, and how they end together."""
+
+    depth_max: int = Field(
+        default=5, ge=0, le=100, description="how many levels of child runs a tree may have"
+    )
+    open_max: int = Field(
+        default=128, ge=1, le=10_000, description="unfinished child runs of one run at once"
+    )
+    cancel_deadline_s: float = Field(
+        default=60.0,
+        gt=0,
+        le=86_400,
+        description="seconds that child runs get to end once their parent is to end; what goes on "
+        "then is ended as ORPHANED",
+    )
+
+
 class LogSettings(_Section):
     """What is logged, to stderr."""
 
@@ -211,6 +229,7 @@ class Settings(BaseSettings):
     server: ListenSettings = Field(default=ListenSettings())
     worker: WorkerSettings = Field(default=WorkerSettings())
     retention: RetentionSettings = Field(default=RetentionSettings())
+    children: ChildrenSettings = Field(default=ChildrenSettings())
     log: LogSettings = Field(default=LogSettings())
 
     @classmethod

@@ -5,13 +5,15 @@ state; both become durable in the commit that records the decision.
 """
 
 from datetime import timedelta
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, JsonValue
+from pydantic import AfterValidator, Field, JsonValue, model_validator
 
 from perdure.protocol.base import Model
 from perdure.protocol.events import PlanItem, Usage
 from perdure.protocol.failures import FailureCode
+from perdure.protocol.policies import Budget, Timeouts
+from perdure.protocol.runs import Metadata
 from perdure.protocol.states import InterruptKind, OnExpiry
 from perdure.protocol.values import CALLS_PER_STEP_MAX
 
@@ -86,7 +88,10 @@ class CallTools(DecisionBase):
 
 
 class Finish(DecisionBase):
-    """The task is done; the runtime checks and ends the run."""
+    """The task is done; the runtime checks and ends the run.
+
+    While children are open the run waits for them first, and the planner decides again.
+    """
 
     kind: Literal["finish"] = "finish"
     answer: JsonValue = None
@@ -163,6 +168,67 @@ class GiveUp(DecisionBase):
     details: dict[str, JsonValue] = Field(default_factory=dict[str, JsonValue])
 
 
+class ChildRequest(Model):
+    """A wish to run another agent as a child (R-13.1).
+
+    `key` is the planner's own name for it, unique in the step; by default the child's place in
+    it. A detached child goes its own way: the run neither waits for it nor is told its result, and
+    a cancel does not reach it. What `budget` leaves open is an equal share of what the run has
+    left; no child gets more than that.
+    """
+
+    agent_id: str = Field(min_length=1, max_length=100)
+    version: str | None = Field(default=None, min_length=1, max_length=50)
+    input: JsonValue = None
+    key: str | None = Field(default=None, min_length=1, max_length=200)
+    detach: bool = False
+    budget: Budget = Budget()
+    timeouts: Timeouts = Timeouts()
+    max_steps: int | None = Field(default=None, ge=1, le=100_000)
+    max_attempts: int | None = Field(default=None, ge=1, le=100)
+    output_schema: dict[str, JsonValue] | None = None
+    metadata: Metadata = Field(default_factory=dict[str, JsonValue])
+    tags: tuple[Annotated[str, Field(max_length=200)], ...] = Field(default=(), max_length=50)
+
+
+class Spawn(DecisionBase):
+    """Start child runs, and wait for all that are open, without holding a worker.
+
+    With `wait` False the planner goes on at once; a later `Spawn` without children waits for what
+    is still open. A child that cannot be started (unknown agent, input that does not fit, limits of
+    depth, width or budget) is refused, and the planner told; the others start.
+    """
+
+    kind: Literal["spawn"] = "spawn"
+    children: tuple[ChildRequest, ...] = Field(default=(), max_length=CALLS_PER_STEP_MAX)
+    wait: bool = True
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        keys = [child.key for child in self.children if child.key is not None]
+        if len(set(keys)) != len(keys):
+            raise ValueError("a key is used twice in one step")
+        if not self.children and not self.wait:
+            raise ValueError("it neither starts nor waits for children")
+        return self
+
+
+class Handoff(DecisionBase):
+    """Let another agent carry the run on: its planner, tools and permissions count from now on.
+
+    `view` says what the new agent sees of the steps before: `all` of them, or `none`, then only
+    the run's input, the thread and `reason`. An agent that is not known is an error the planner is
+    told of.
+    """
+
+    kind: Literal["handoff"] = "handoff"
+    agent_id: str = Field(min_length=1, max_length=100)
+    version: str | None = Field(default=None, min_length=1, max_length=50)
+    reason: str = Field(default="", max_length=5000)
+    view: Literal["all", "none"] = "all"
+
+
 Decision = Annotated[
-    CallTools | Finish | Ask | Operate | UpdatePlan | Sleep | GiveUp, Field(discriminator="kind")
+    CallTools | Finish | Ask | Operate | UpdatePlan | Sleep | GiveUp | Spawn | Handoff,
+    Field(discriminator="kind"),
 ]

@@ -106,7 +106,7 @@ class ResultEvent(Stored):
     done: str | None = None
     not_done: str | None = None
     executions: int = 0
-    by: Literal["tool", "lookup", "person", "runtime", "policy", "callback"] = "tool"
+    by: Literal["tool", "lookup", "person", "runtime", "policy", "callback", "child"] = "tool"
 
     @property
     def output_digest(self) -> str:
@@ -324,21 +324,48 @@ class ArtifactEvent(Stored):
 
 
 class HandoffEvent(Stored):
-    """Another agent took over within the run."""
+    """Another agent took over within the run. `view`: what it sees of the steps before."""
 
     type: Literal["handoff"] = "handoff"
     source: str
     target: str
+    target_version: str = ""
     reason: str = ""
+    view: Literal["all", "none"] = "all"
+
+
+class ChildUse(Stored):
+    """What a child and all below it used, or what it may use at most (None: no limit)."""
+
+    model_calls: int | None = None
+    tool_calls: int | None = None
+    tokens: int | None = None
+    output_tokens: int | None = None
+    cost: float | None = None
 
 
 class ChildEvent(Stored):
-    """A child run was spawned, or its result arrived."""
+    """A child run was spawned, is waited for, was refused, or its result arrived.
+
+    `use` is what a spawned child may use at most and is kept from its parent until its result,
+    which carries what was used. `tool_call_id` is set when a tool call started the child; its
+    result is then that call's result too.
+    """
 
     type: Literal["child"] = "child"
-    phase: Literal["spawned", "result"]
-    child_run_id: str
+    phase: Literal["spawned", "awaited", "refused", "result"]
+    child_run_id: str | None = None
+    key: str | None = None
+    agent_id: str | None = None
+    agent_version: str | None = None
+    detached: bool = False
+    awaited: bool = False
+    tool_call_id: str | None = None
+    state: RunState | None = None
     result: StoredValue = None
+    result_ref: BlobRef | None = None
+    failure: Failure | None = None
+    use: ChildUse | None = None
 
 
 class TakeoverEvent(Stored):
@@ -350,10 +377,11 @@ class TakeoverEvent(Stored):
 
 
 class ErrorEvent(Stored):
-    """Something failed without ending the run."""
+    """Something failed. `final`: the run ends with it once its children have ended."""
 
     type: Literal["error"] = "error"
     failure: Failure
+    final: bool = False
 
 
 class CustomEvent(Stored):

@@ -136,6 +136,7 @@ class Counters(Stored):
 class RunFacts:
     """The cold half of a run's row: written once, at creation.
 
+    But for `active_agent`, the agent and version that carry the run on after a handoff.
     A run with an origin begins with the log of `origin_run_id` up to `origin_seq`, by reference.
     """
 
@@ -150,6 +151,9 @@ class RunFacts:
     forked_from: str | None = None
     origin_run_id: str | None = None
     origin_seq: int | None = None
+    depth: int = 0
+    detached: bool = False
+    active_agent: tuple[str, str] | None = None
     input: Value
     context: RunContext
     options: RunOptions
@@ -158,6 +162,11 @@ class RunFacts:
     created_at: datetime
     required_runtime: int
     schema_version: int
+
+    @property
+    def agent_now(self) -> tuple[str, str]:
+        """Return the agent and version that carry the run out at present."""
+        return self.active_agent or (self.agent_id, self.agent_version)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,7 +255,7 @@ def waiting_on(hot: RunHot) -> WaitingOn:
         return WaitingOn.NOTHING
     if hot.parked_on is ParkedOn.REPAIR:
         return WaitingOn.REPAIR
-    if hot.state is RunState.WAITING_HUMAN:
+    if hot.state is RunState.WAITING_HUMAN and hot.parked_on is not ParkedOn.CHILD:
         return WaitingOn.PERSON
     if hot.parked_on is not None:
         return _PARKED_WAIT[hot.parked_on]
@@ -278,9 +287,14 @@ class Run(Stored):
     tenant_id: str
     agent_id: str
     agent_version: str
+    active_agent_id: str
+    active_agent_version: str
     thread_id: str
     root_run_id: str
     parent_run_id: str | None
+    depth: int
+    detached: bool
+    open_children: int
     retry_of: str | None
     forked_from: str | None
     origin_run_id: str | None

@@ -29,11 +29,9 @@ class Stability(StrEnum):
 
 PROVISIONAL_TYPES = frozenset(
     {
-        "child",
         "compensation",
         "gap",
         "guardrail",
-        "handoff",
         "message",
         "takeover",
         "usage",

@@ -37,6 +37,11 @@ class ToolSpec(Model):
         default=None, max_length=2000, description="how it is undone, or that it cannot be"
     )
     unknown_outcome: Literal["ask", "tell_planner"] = "ask"
+    agent: str | None = Field(
+        default=None,
+        max_length=100,
+        description="a call starts a child run of this agent; its answer is the result",
+    )
     trusted: bool = Field(
         default=False, description="built-in code that may run on the engine's loop"
     )
@@ -59,7 +64,8 @@ class ToolSpec(Model):
     @property
     def definition_digest(self) -> str:
         """Return the SHA-256 of the whole declaration."""
-        return digest(self.model_dump(mode="json"))
+        absent = {"agent"} if self.agent is None else None
+        return digest(self.model_dump(mode="json", exclude=absent))
 
 
 class ToolResult(Stored):

@@ -186,11 +186,12 @@ class NewBlob:
 
 
 class TimerKind(StrEnum):
-    """What is due: a run's total time, an interrupt's answer, a closing that was begun."""
+    """What is due: a run's total time, an interrupt's answer, a closing, a child's report."""
 
     DEADLINE = "deadline"
     EXPIRY = "expiry"
     CLOSE = "close"
+    CHILD = "child"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -219,6 +220,14 @@ class Commit:
     """Set: the run may be claimed after this many seconds. None: no entry in `ready`."""
     close_in_s: float | None = None
     """Set: a closing timer is left, for a closing that another commit is to finish."""
+    new_children: tuple["NewRun", ...] = ()
+    """Child runs, created with this commit or not at all."""
+    reports_to: str | None = None
+    """Set with a terminal state: this parent is to be told; a child's report is left for it."""
+    reported: tuple[str, ...] = ()
+    """Children whose reports this commit writes into the run's log; these reports go."""
+    handed_to: tuple[str, str] | None = None
+    """Set: from now on this agent and version carry the run out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,6 +299,11 @@ class NewRun:
     blobs: tuple[NewBlob, ...] = ()
     queue: str = "default"
     priority: int = 0
+    parent_run_id: str | None = None
+    root_run_id: str | None = None
+    """None: the run is a root."""
+    depth: int = 0
+    detached: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -405,7 +419,7 @@ class Requeued:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DueTimer:
-    """A timer of an unheld run that is due. `ref` is the interrupt of an expiry."""
+    """A timer that is due. `ref` is the interrupt of an expiry, the child of a report."""
 
     run_id: str
     kind: TimerKind

@@ -111,15 +111,31 @@ class Store(Protocol):
           to events of the same commit, and the commit's last checkpoint counts.
         - *End*: on a terminal state timers and `ready` are cleared, and the thread's next
           unfinished run, by the place of its input, becomes claimable.
+        - *Children* are created with their parent's commit or not at all. A child's end leaves a
+          report (a timer of kind `child`, due at once) with its parent in the same transaction,
+          until a commit of the parent names it in `reported`. A run does not end while one that
+          is not detached is unfinished, and makes none after a cancel: such a commit is Refused.
         """
         ...
 
     async def request_cancel(self, run_id: str, wish: CancelWish) -> RunHot | None:
         """Accept a cancel: epoch + 1 and a `cancel` event; return the new hot row.
 
+        In the same transaction it reaches every unfinished run below that is not detached, by its
+        children's rows as they are once their parents are locked: a child that is being created
+        is either there, or its parent's commit meets the new epoch.
+
         A terminal run, or one with the same or a stronger cancel accepted, is returned unchanged.
         A run that nobody holds leaves `ready` and gets a closing timer that is due at once.
         None when there is no such run.
+        """
+        ...
+
+    async def take_away(self, run_id: str, reason: str) -> bool:
+        """Take a held run from its holder as if its lease had expired; False: nobody holds it.
+
+        Token + 1, faults + 1, attempt ended `lease_lost`, a `lost` event with the reason, and a
+        closing timer that is due at once.
         """
         ...
 
@@ -208,6 +224,8 @@ class RunFilter:
     thread_id: str | None = None
     parent_run_id: str | None = None
     unfinished: bool = False
+    root_run_id: str | None = None
+    """All runs below this root, not itself. Takes no other filter but `unfinished`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -393,7 +411,10 @@ class Reader(Protocol):
         ...
 
     async def due_timers(self, limit: int) -> list[DueTimer]:
-        """Return timers that are due, of runs that nobody holds and that are not in repair."""
+        """Return timers that are due, of runs that nobody holds and that are not in repair.
+
+        Reports of children are due also while their parent is held.
+        """
         ...
 
     async def is_ready(self, run_id: str) -> bool:

@@ -107,7 +107,10 @@ def _may_write(commit: Commit, hot: RunHot) -> bool:
 
 
 def check_path(commit: Commit) -> None:
-    """Raise IllegalTransition unless the state events lead legally from guard to new state."""
+    """Raise IllegalTransition unless the state events lead legally from guard to new state.
+
+    No end while a child that is not detached is unfinished; no child after a cancel or an end.
+    """
     state = commit.guard.from_state
     if state in TERMINAL:
         raise IllegalTransition(f"the run has ended as {state}")
@@ -121,6 +124,10 @@ def check_path(commit: Commit) -> None:
         state = event.data.state
     if state is not commit.hot.state:
         raise IllegalTransition(f"the events end in {state}, the row in {commit.hot.state}")
+    if state in TERMINAL and commit.hot.open_children > 0:
+        raise IllegalTransition(f"{commit.hot.open_children} children are unfinished")
+    if commit.new_children and (commit.guard.epoch > 0 or state in TERMINAL):
+        raise IllegalTransition("a run that ends or is cancelled has no new children")
 
 
 def check_end(commit: Commit, hot: RunHot) -> None:
@@ -240,12 +247,14 @@ def first_facts(new: NewRun, now: datetime) -> RunFacts:
         agent_id=new.agent_id,
         agent_version=new.agent_version,
         thread_id=new.thread_id,
-        root_run_id=new.run_id,
-        parent_run_id=None,
+        root_run_id=new.root_run_id or new.run_id,
+        parent_run_id=new.parent_run_id,
         retry_of=new.retry_of,
         forked_from=new.forked_from,
         origin_run_id=new.origin_run_id,
         origin_seq=new.origin_seq,
+        depth=new.depth,
+        detached=new.detached,
         input=new.input,
         context=new.context,
         options=new.options,
@@ -336,10 +345,10 @@ def lose(run_id: str, hot: RunHot, now: datetime, *, closing: bool) -> RunHot:
     )
 
 
-def lost_event(hot: RunHot) -> AttemptEvent:
+def lost_event(hot: RunHot, reason: str = "lease_expired") -> AttemptEvent:
     """Return the event of a lost lease; `hot` is the row before."""
     return AttemptEvent(
-        phase="lost", attempt=hot.attempt, worker=hot.lease_owner or "", reason="lease_expired"
+        phase="lost", attempt=hot.attempt, worker=hot.lease_owner or "", reason=reason
     )
 
 
@@ -401,6 +410,11 @@ def cancel(hot: RunHot, wish: CancelWish, now: datetime) -> RunHot:
         wake_at=hot.wake_at if held else None,
         updated_at=event_time(now, hot),
     )
+
+
+def cascaded(wish: CancelWish) -> CancelWish:
+    """Return a cancel as it reaches the children of the run that it was asked for."""
+    return replace(wish, source="parent")
 
 
 def cancel_event(hot: RunHot, wish: CancelWish) -> CancelEvent:

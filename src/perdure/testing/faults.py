@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 
 class Boundary(StrEnum):
-    """The boundaries that exist by now; B12, B13, B18 and B19 belong to features that do not."""
+    """The boundaries that exist by now; B18 and B19 belong to features that do not."""
 
     CREATE = "B1"
     CLAIM = "B2"
@@ -61,6 +61,8 @@ class Boundary(StrEnum):
     EFFECT = "B7"
     RESULT = "B8-B9"
     INTERRUPT = "B10"
+    SPAWN = "B12"
+    REPORT = "B13"
     ANSWER = "B11"
     ARTIFACT = "B14"
     CANCEL = "B15"
@@ -137,6 +139,8 @@ def boundaries_of(commit: Commit) -> list[Boundary]:
         Boundary.INTERRUPT: bool(commit.new_interrupts) and commit.attempt_end is not None,
         Boundary.ANSWER: not held and bool(commit.interrupt_closes),
         Boundary.ARTIFACT: bool(commit.artifacts),
+        Boundary.SPAWN: bool(commit.new_children),
+        Boundary.REPORT: bool(commit.reported),
         Boundary.END: commit.hot.state in TERMINAL,
     }
     return [boundary for boundary, found in is_it.items() if found]
@@ -197,6 +201,12 @@ class FaultyStore:
         """See the port. B17, once something is taken away."""
         return await self._cross(
             [Boundary.RECLAIM], lambda: self._inner.requeue_expired(limit), bool
+        )
+
+    async def take_away(self, run_id: str, reason: str) -> bool:
+        """See the port. B17."""
+        return await self._cross(
+            [Boundary.RECLAIM], lambda: self._inner.take_away(run_id, reason), bool
         )
 
     # ---------------------------------------------------------------- without

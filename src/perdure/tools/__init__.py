@@ -1,5 +1,6 @@
 """What agents can call: the tool API, the registry and the invocation."""
 
+from perdure.tools.agent_tool import agent_as_tool
 from perdure.tools.api import (
     ForeignTool,
     Isolation,
@@ -32,6 +33,7 @@ __all__ = [
     "ToolError",
     "ToolRegistry",
     "ToolUnavailable",
+    "agent_as_tool",
     "failed",
     "from_openai",
     "not_happened",

@@ -2,6 +2,7 @@
 
 from perdure.ops.verify.checks import Found, rule
 from perdure.ops.verify.record import RunRecord
+from perdure.protocol.events import ChildEvent
 from perdure.protocol.states import ParkedOn, RunState, StepStatus, is_open
 from perdure.store.commits import TimerKind
 
@@ -16,7 +17,7 @@ def counts_agree(record: RunRecord) -> Found:
             sum(is_open(call.status) for call in record.calls),
         ),
         "open_interrupts": (record.hot.open_interrupts, len(record.pending)),
-        "open_children": (record.hot.open_children, 0),
+        "open_children": (record.hot.open_children, _open_children(record)),
         "step_index": (
             record.hot.step_index,
             record.first_step + sum(step.status in _ENDED for step in record.steps),
@@ -27,16 +28,28 @@ def counts_agree(record: RunRecord) -> Found:
             yield "run", f"{name} is {told}, there are {real}"
 
 
+def _open_children(record: RunRecord) -> int:
+    """Count the children in the log that are neither detached nor told of."""
+    phases = [
+        data.phase
+        for _, data in record.of(ChildEvent)
+        if (data.phase == "spawned" and not data.detached) or data.phase == "result"
+    ]
+    return phases.count("spawned") - phases.count("result")
+
+
 @rule(
     "H4",
     "A run that goes on has a deadline timer exactly when its row has a deadline, an expiry timer "
-    "for each pending interrupt that expires, and no others but a closing timer.",
+    "for each pending interrupt that expires, and no others but a closing timer and the reports of "
+    "children that have ended.",
 )
 def timers_agree(record: RunRecord) -> Found:
     if record.is_over:
         return
     found = {(timer.kind, timer.ref) for timer in record.timers}
     found.discard((TimerKind.CLOSE, None))
+    found -= {(TimerKind.CHILD, child.facts.run_id) for child in record.children}
     wanted: set[tuple[TimerKind, str | None]] = {
         (TimerKind.EXPIRY, row.interrupt_id) for row in record.pending if row.expires_at is not None
     }
@@ -51,7 +64,8 @@ def timers_agree(record: RunRecord) -> Found:
 @rule(
     "L6",
     "A run that goes on has exactly one thing that moves it: a holder, an entry in `ready`, a "
-    "person who is asked, the run before it in its thread, a closing timer, or an operator.",
+    "person who is asked, its children, the run before it in its thread, a closing timer, or an "
+    "operator.",
 )
 def one_waker(record: RunRecord) -> Found:
     if record.is_over:
@@ -69,8 +83,9 @@ def _wakers(record: RunRecord) -> list[str]:
     found = {
         "its holder": hot.lease_owner is not None,
         "an entry in ready": record.is_ready,
-        "a closing timer": closing,
-        "a person": asked and hot.parked_on not in {ParkedOn.CLOSING, ParkedOn.REPAIR},
+        "a closing timer": closing and hot.parked_on is not ParkedOn.CHILD,
+        "its children": hot.parked_on is ParkedOn.CHILD and hot.open_children > 0,
+        "a person": asked and hot.parked_on is None,
         "the run before it in its thread": hot.parked_on is ParkedOn.THREAD
         and active not in {None, record.facts.run_id},
         "an operator": hot.parked_on is ParkedOn.REPAIR,

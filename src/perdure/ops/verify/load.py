@@ -19,6 +19,7 @@ from perdure.protocol.events import (
     ActionEvent,
     ApprovalRequestEvent,
     ArtifactEvent,
+    ChildEvent,
     InterruptEvent,
     LateEvent,
     ModelEvent,
@@ -35,7 +36,7 @@ from perdure.protocol.records import (
 )
 from perdure.protocol.runs import RunRow
 from perdure.protocol.values import BlobRef
-from perdure.store.ports import InterruptFilter, Reader
+from perdure.store.ports import InterruptFilter, Reader, RunFilter
 
 PAGE = 1000
 LOOKS_MAX = 5
@@ -79,6 +80,7 @@ async def gather(reader: Reader, row: RunRow) -> RunRecord:
     known = {call.tool_call_id for call in calls}
     foreign, more = await _strangers(reader, row, log, (calls, interrupts, artifacts))
     thread = await reader.find_thread(tenant, row.facts.thread_id)
+    parent_id = row.facts.parent_run_id
     return RunRecord(
         row=row,
         log=log,
@@ -101,6 +103,8 @@ async def gather(reader: Reader, row: RunRow) -> RunRecord:
         sharing=sharing,
         blobs=await _blobs(reader, row, log, artifacts, replayer),
         foreign=foreign,
+        parent=await reader.find_run(None, parent_id) if parent_id is not None else None,
+        children=await _children(reader, run_id),
     )
 
 
@@ -205,6 +209,15 @@ async def _calls(reader: Reader, run_id: str) -> list[ToolCallRow]:
         return await reader.list_tool_calls(run_id, after=after, limit=PAGE)
 
     return [row async for row in pages(read, None, _call_key)]
+
+
+async def _children(reader: Reader, run_id: str) -> list[RunRow]:
+    where = RunFilter(parent_run_id=run_id)
+
+    async def read(after: str | None) -> list[RunRow]:
+        return await reader.list_runs(None, where, after=after, limit=PAGE)
+
+    return [row async for row in pages(read, None, lambda row: str(row.facts.run_id))]
 
 
 def _call_key(row: ToolCallRow) -> tuple[int, int] | None:
@@ -316,6 +329,8 @@ def _ref_of(line: LogLine) -> BlobRef | None:
         case ActionEvent(args_ref=ref) | ResultEvent(output_ref=ref):
             return ref
         case LateEvent(output_ref=ref) | InterruptEvent(payload_ref=ref):
+            return ref
+        case ChildEvent(result_ref=ref):
             return ref
         case StateEvent(answer_ref=ref) | ModelEvent(text_ref=ref):
             return ref

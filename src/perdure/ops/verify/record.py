@@ -15,6 +15,7 @@ from perdure.engine.fold import RunSnapshot
 from perdure.protocol.events import (
     ActionEvent,
     CancelEvent,
+    ChildEvent,
     CustomEvent,
     DeltaEvent,
     EventData,
@@ -56,6 +57,7 @@ _PAYLOADS: dict[type, dict[str, Any]] = {
     MessageEvent: {"parts": []},
     DeltaEvent: {"text": ""},
     CustomEvent: {"value": None},
+    ChildEvent: {"result": None},
     LateEvent: {"output": None},
 }
 
@@ -173,6 +175,8 @@ class RunRecord:
     sharing: Sharing
     blobs: dict[str, BlobFacts] = field(default_factory=dict[str, BlobFacts])
     foreign: list[Foreign] = field(default_factory=list[Foreign])
+    parent: RunRow | None = None
+    children: list[RunRow] = field(default_factory=list[RunRow])
 
     @property
     def facts(self) -> RunFacts:

@@ -16,6 +16,7 @@ from perdure.ops.verify import (
     steps,
     tenancy,
     threads,
+    tree,
 )
 from perdure.ops.verify.checks import Check, Rule
 from perdure.ops.verify.keys import I27
@@ -32,6 +33,7 @@ RUN_RULES: tuple[Rule[RunRecord], ...] = (
     *humans.RULES,
     *artifacts.RULES,
     *tenancy.RULES,
+    *tree.RULES,
     *hot.RULES,
     *deltas.RULES,
     *journal.RULES,
@@ -55,11 +57,7 @@ def _all() -> dict[str, Check]:
 CHECKS: dict[str, Check] = _all()
 
 WAITING: dict[str, str] = {
-    "I21": "no child runs yet: nothing has a root other than itself",
-    "I22": "no child runs yet",
-    "I23": "no child runs yet",
     "I38": "no usage ledger yet: counters are compared with the log instead (C1)",
-    "I39": "no budget over a tree yet: no child runs",
     "I40": "no usage ledger yet: no physical request keys are stored",
     "I51": "no outbox yet",
     "C2": "checked by the stream tests, which record the bytes of clients",

@@ -4,12 +4,27 @@ from perdure.ops.verify.checks import Found, rule
 from perdure.ops.verify.record import RunRecord
 
 
-@rule("I20", "A run without a parent is its own root; one with a parent is not.")
+@rule(
+    "I20",
+    "A run without a parent is its own root, at depth 0; a child has its parent's root and tenant, "
+    "and is one deeper.",
+)
 def has_root(record: RunRecord) -> Found:
     facts = record.facts
     own = facts.root_run_id == facts.run_id
     if own != (facts.parent_run_id is None):
         yield "run", f"its parent is {facts.parent_run_id}, its root {facts.root_run_id}"
+    if facts.parent_run_id is None:
+        if facts.depth:
+            yield "run", f"it has no parent and the depth {facts.depth}"
+        return
+    if record.parent is None:
+        yield "run", f"its parent {facts.parent_run_id} does not exist"
+        return
+    over = record.parent.facts
+    wanted = (over.root_run_id, over.tenant_id, over.depth + 1)
+    if (facts.root_run_id, facts.tenant_id, facts.depth) != wanted:
+        yield "run", f"root, tenant and depth do not follow from its parent {over.run_id}"
 
 
 @rule(

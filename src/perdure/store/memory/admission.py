@@ -1,5 +1,6 @@
 """How runs enter the memory store and how workers take them."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 
@@ -36,6 +37,12 @@ def insert(tables: Tables, new: NewRun, now: datetime) -> Inserted:
     if not queued:
         tables.ready[new.run_id] = now
     return Inserted(row=run.row, created=True, fingerprint=new.fingerprint)
+
+
+def insert_children(tables: Tables, children: Sequence[NewRun], now: datetime) -> None:
+    """Create the children of a commit; that their ids are free was looked at before."""
+    for new in children:
+        insert(tables, new, now)
 
 
 def _known(tables: Tables, new: NewRun) -> Run | None:
@@ -118,7 +125,7 @@ def _fits(run: Run, want: ClaimWant) -> bool:
     facts = run.facts
     return (
         run.queue in want.queues
-        and (facts.agent_id, facts.agent_version) in want.serves
+        and facts.agent_now in want.serves
         and facts.required_runtime <= want.runtime_version
     )
 

@@ -28,6 +28,7 @@ from perdure.store.commits import (
     StepChange,
     TimerKind,
 )
+from perdure.store.memory.admission import insert_children
 from perdure.store.memory.tables import Run, Tables
 from perdure.store.rules import advance, judge, lasting_digests, ready_at
 
@@ -68,6 +69,8 @@ def _twice(tables: Tables, commit: Commit) -> str | None:
         ("interrupt", [new.interrupt_id for new in commit.new_interrupts], tables.interrupts),
         ("message", [new.message_id for new in commit.messages], tables.messages),
         ("artifact", [new.artifact_id for new in commit.artifacts], tables.artifacts),
+        ("run", [new.run_id for new in commit.new_children], tables.runs),
+        ("thread", [new.thread_id for new in commit.new_children], tables.threads),
     )
     for name, keys, table in taken:
         if len(set(keys)) != len(keys) or any(key in table for key in keys):
@@ -130,7 +133,20 @@ def _write(tables: Tables, run: Run, commit: Commit, now: datetime) -> None:
         tables.executions[end.tool_call_id, end.number] = ended
     if commit.attempt_end is not None:
         tables.end_attempt(run, commit.attempt_end)
+    _write_relations(tables, run, commit, now)
     _schedule(tables, run, commit, now)
+
+
+def _write_relations(tables: Tables, run: Run, commit: Commit, now: datetime) -> None:
+    """Write what ties the run to its parent, its children and its agent."""
+    insert_children(tables, commit.new_children, now)
+    for child in commit.reported:
+        tables.drop_timer(commit.run_id, TimerKind.CHILD, child)
+    parent = tables.runs.get(commit.reports_to or "")
+    if parent is not None and parent.hot.state not in TERMINAL:
+        tables.set_timer(parent.facts.run_id, TimerKind.CHILD, now, commit.run_id)
+    if commit.handed_to is not None:
+        run.facts = replace(run.facts, active_agent=commit.handed_to)
 
 
 def _schedule(tables: Tables, run: Run, commit: Commit, now: datetime) -> None:

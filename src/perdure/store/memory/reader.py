@@ -19,9 +19,9 @@ from perdure.protocol.records import (
     ThreadRow,
     ToolCallRow,
 )
-from perdure.protocol.runs import RunHot, RunRow
+from perdure.protocol.runs import RunFacts, RunHot, RunRow
 from perdure.protocol.states import TERMINAL, InterruptStatus, ParkedOn, is_open
-from perdure.store.commits import DueTimer
+from perdure.store.commits import DueTimer, TimerKind
 from perdure.store.memory.tables import Run, Tables
 from perdure.store.ports import (
     Backlog,
@@ -257,7 +257,7 @@ class MemoryReader:
         """See `Reader.due_timers`. The longest due first."""
         now, runs = self._tables.clock(), self._tables.runs
         due = [timer for timer in self._timers() if timer[0] <= now]
-        return [timer for _, timer in due if _may_fire(runs[timer.run_id].hot)][:limit]
+        return [timer for _, timer in due if _may_fire(timer, runs[timer.run_id].hot)][:limit]
 
     def _timers(self) -> list[tuple[datetime, DueTimer]]:
         """Return all timers by time, then run, kind and interrupt."""
@@ -310,14 +310,20 @@ def _matches(run: Run, where: RunFilter) -> bool:
         and where.agent_id in {None, facts.agent_id}
         and where.thread_id in {None, facts.thread_id}
         and where.parent_run_id in {None, facts.parent_run_id}
+        and (where.root_run_id is None or _is_below(facts, where.root_run_id))
         and not (where.unfinished and hot.state in TERMINAL)
     )
+
+
+def _is_below(facts: RunFacts, root_run_id: str) -> bool:
+    return facts.root_run_id == root_run_id and facts.parent_run_id is not None
 
 
 def _age_s(times: list[datetime], now: datetime) -> float:
     return max(0.0, (now - min(times)).total_seconds()) if times else 0.0
 
 
-def _may_fire(hot: RunHot) -> bool:
-    """Tell whether timers of a run are acted upon: nobody holds it, and it is not in repair."""
-    return hot.lease_owner is None and hot.parked_on is not ParkedOn.REPAIR
+def _may_fire(timer: DueTimer, hot: RunHot) -> bool:
+    """Tell whether a timer is acted upon: nobody holds the run, and it is not in repair."""
+    free = hot.lease_owner is None or timer.kind is TimerKind.CHILD
+    return free and hot.parked_on is not ParkedOn.REPAIR

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import datetime
 
 from pydantic import JsonValue
 
@@ -9,7 +10,7 @@ from perdure.protocol.errors import Conflict, NotFound
 from perdure.protocol.messages import Role
 from perdure.protocol.records import LateRow, MessageRow, ThreadRow
 from perdure.protocol.runs import RunHot
-from perdure.protocol.states import AttemptEnd
+from perdure.protocol.states import TERMINAL, AttemptEnd
 from perdure.store import rules
 from perdure.store.commits import (
     AgentRegistration,
@@ -79,12 +80,33 @@ class MemoryStore:
             return None
         if not rules.accepts_cancel(run.hot, wish):
             return run.hot
-        now = self._tables.clock()
-        run.hot = rules.cancel(run.hot, wish, now)
-        self._tables.append_one(run, rules.cancel_event(run.hot, wish))
-        if run.hot.lease_owner is None:
-            self._tables.begin_closing(run, now)
+        self._cancel(run, wish, self._tables.clock())
         return run.hot
+
+    def _cancel(self, run: Run, wish: CancelWish, now: datetime) -> None:
+        """Cancel an unfinished run and all below it; one that has a cancel as strong keeps it."""
+        if rules.accepts_cancel(run.hot, wish):
+            run.hot = rules.cancel(run.hot, wish, now)
+            self._tables.append_one(run, rules.cancel_event(run.hot, wish))
+            if run.hot.lease_owner is None:
+                self._tables.begin_closing(run, now)
+        for child in list(self._tables.runs.values()):
+            facts = child.facts
+            mine = facts.parent_run_id == run.facts.run_id and not facts.detached
+            if mine and child.hot.state not in TERMINAL:
+                self._cancel(child, rules.cascaded(wish), now)
+
+    async def take_away(self, run_id: str, reason: str) -> bool:
+        """See `Store.take_away`."""
+        run = self._tables.runs.get(run_id)
+        if run is None or run.hot.lease_owner is None:
+            return False
+        now, before = self._tables.clock(), run.hot
+        run.hot = rules.lose(run_id, before, now, closing=True)
+        self._tables.append_one(run, rules.lost_event(before, reason))
+        self._tables.end_attempt(run, AttemptEnd.LEASE_LOST)
+        self._tables.begin_closing(run, now)
+        return True
 
     async def record_late(self, late: LateResult) -> bool:
         """See `Store.record_late`. Raises NotFound for a run that does not exist."""

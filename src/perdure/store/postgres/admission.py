@@ -210,6 +210,16 @@ async def keep_blobs(connection: Connection, new: NewRun, clock: datetime | None
     await connection.execute(SQL["use_blobs"], *columns(uses))
 
 
+async def insert_children(
+    connection: Connection, children: Sequence[NewRun], clock: datetime | None
+) -> None:
+    """Write the children of commits, each on a thread of its own, in the caller's transaction."""
+    for new in children:
+        if new.blobs:
+            await keep_blobs(connection, new, clock)
+    await _insert(connection, [(new, _Place()) for new in children], clock)
+
+
 async def _insert(
     connection: Connection, runs: Sequence[tuple[NewRun, _Place]], clock: datetime | None
 ) -> datetime:
@@ -252,6 +262,10 @@ def _cells(new: NewRun, place: _Place) -> tuple[Any, ...]:
         id_out(new.forked_from),
         id_out(new.origin_run_id),
         new.origin_seq,
+        hex_of(new.root_run_id or new.run_id),
+        id_out(new.parent_run_id),
+        new.depth,
+        new.detached,
     )
 
 

@@ -304,4 +304,8 @@ def holds_only_hot_parts(commit: Commit) -> bool:
         or guard.token is None
         or RunState.WAITING_HUMAN in {guard.from_state, commit.hot.state}
         or any(run.approval_id is not None for run in commit.new_executions)
+        or commit.new_children
+        or commit.reports_to is not None
+        or commit.reported
+        or commit.handed_to is not None
     )

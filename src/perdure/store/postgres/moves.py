@@ -11,7 +11,7 @@ from datetime import datetime
 from perdure.protocol.errors import NotFound, Unreadable
 from perdure.protocol.ids import RUN, hex_of
 from perdure.protocol.runs import RunHot
-from perdure.protocol.states import AttemptEnd
+from perdure.protocol.states import TERMINAL, AttemptEnd
 from perdure.store import rules
 from perdure.store.commits import CancelWish, LateResult, LeaseKey, Requeued, TimerKind
 from perdure.store.postgres.driver import Connection, Row
@@ -47,11 +47,57 @@ async def cancel(
         return before
     now: datetime = row["clock"]
     hot, key = rules.cancel(before, wish, now), hex_of(run_id)
-    await save_moves(connection, [(key, hot)])
-    await append_events(connection, [(key, hot, rules.cancel_event(hot, wish), hot.step_index)])
-    if hot.lease_owner is None:
-        await wake_or_close(connection, [(key, hot)], row["now"], frozenset({key}))
+    moved, wishes = [(key, hot)], [wish]
+    for below in await _lock_below(connection, key, clock):
+        child = hot_of(below)
+        if child.state not in TERMINAL and rules.accepts_cancel(child, wish):
+            moved.append((below["run_id"].hex, rules.cancel(child, wish, now)))
+            wishes.append(rules.cascaded(wish))
+    await save_moves(connection, moved)
+    await append_events(
+        connection,
+        [
+            (key, hot, rules.cancel_event(hot, mine), hot.step_index)
+            for (key, hot), mine in zip(moved, wishes, strict=True)
+        ],
+    )
+    unheld = [(key, hot) for key, hot in moved if hot.lease_owner is None]
+    if unheld:
+        await wake_or_close(connection, unheld, row["now"], frozenset(key for key, _ in unheld))
     return hot
+
+
+async def _lock_below(connection: Connection, key: str, clock: datetime | None) -> list[Row]:
+    """Lock all unfinished runs below one that is locked, in order of id.
+
+    The tree is read again once its rows are locked, until nothing new is found: a child whose
+    parent is locked cannot be added any more.
+    """
+    locked: dict[str, Row] = {}
+    while True:
+        found = await connection.fetch(SQL["runs_below"], [key, *locked])
+        fresh = sorted(row["run_id"].hex for row in found if row["run_id"].hex not in locked)
+        if not fresh:
+            return list(locked.values())
+        for row in await connection.fetch(SQL["lock_runs"], fresh, clock):
+            locked[row["run_id"].hex] = row
+
+
+async def take_away(
+    connection: Connection, run_id: str, reason: str, clock: datetime | None
+) -> bool:
+    """Take a held run from its holder; False when nobody holds it."""
+    row = await _lock(connection, run_id, clock)
+    if row is None or row["lease_owner"] is None:
+        return False
+    before, key = hot_of(row), hex_of(run_id)
+    moved = [(key, rules.lose(run_id, before, row["clock"], closing=True))]
+    await save_moves(connection, moved)
+    event = rules.lost_event(before, reason)
+    await append_events(connection, [(key, moved[0][1], event, before.step_index)])
+    await end_attempts(connection, moved, AttemptEnd.LEASE_LOST)
+    await wake_or_close(connection, moved, row["now"], frozenset({key}))
+    return True
 
 
 async def record_late(connection: Connection, late: LateResult, clock: datetime | None) -> bool:

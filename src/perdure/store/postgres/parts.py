@@ -12,6 +12,7 @@ from uuid import UUID
 from perdure.protocol.ids import hex_of
 from perdure.protocol.states import TERMINAL, ParkedOn, RunState
 from perdure.store.commits import Commit
+from perdure.store.postgres.admission import insert_children
 from perdure.store.postgres.driver import Connection
 from perdure.store.postgres.errors import DataRefused
 from perdure.store.postgres.moving import columns, delete_timers, insert_timers, save_moves
@@ -40,6 +41,7 @@ async def write_parts(
     await _close_interrupts(connection, accepted)
     await _spend_approvals(connection, accepted)
     await _insert_artifacts(connection, accepted)
+    await _write_relations(connection, accepted, clock)
     await _schedule(connection, accepted, clock)
     for one in accepted:
         if one.queue_of is not None:
@@ -153,6 +155,35 @@ async def _insert_artifacts(connection: Connection, accepted: Iterable[Accepted]
     ]
     if rows:
         await connection.execute(SQL["insert_artifact"], *columns(rows))
+
+
+async def _write_relations(
+    connection: Connection, accepted: Sequence[Accepted], clock: datetime | None
+) -> None:
+    """Write what ties runs to their parents, their children and their agents."""
+    children = [new for one in accepted for new in one.commit.new_children]
+    if children:
+        await insert_children(connection, children, clock)
+    told = [
+        (hex_of(one.commit.run_id), hex_of(child), "child")
+        for one in accepted
+        for child in one.commit.reported
+    ]
+    await delete_timers(connection, told)
+    reports = [
+        (hex_of(one.commit.reports_to), hex_of(one.commit.run_id))
+        for one in accepted
+        if one.commit.reports_to is not None
+    ]
+    if reports:
+        await connection.execute(SQL["leave_reports"], clock, *columns(reports))
+    handed = [
+        (hex_of(one.commit.run_id), *one.commit.handed_to)
+        for one in accepted
+        if one.commit.handed_to is not None
+    ]
+    if handed:
+        await connection.execute(SQL["hand_over_runs"], *columns(handed))
 
 
 async def _schedule(

@@ -107,6 +107,18 @@ class PostgresReader:
         on_unreadable: OnUnreadable | None = None,
     ) -> list[RunRow]:
         """See `Reader.list_runs`."""
+        on_unreadable = on_unreadable or log_unreadable
+        if where.root_run_id is not None:
+            root, only = id_out(where.root_run_id), where.unfinished
+            return await self._page(
+                "list_tree_runs",
+                lambda start, wanted: (start, tenant_id, root, only, wanted),
+                id_out(after),
+                limit,
+                key=(RUN, "run_id"),
+                convert=rows.run_of,
+                on_unreadable=on_unreadable,
+            )
         thread, parent = id_out(where.thread_id), id_out(where.parent_run_id)
         chosen = (tenant_id, where.state, where.agent_id, thread, parent, where.unfinished)
         return await self._page(
@@ -116,7 +128,7 @@ class PostgresReader:
             limit,
             key=(RUN, "run_id"),
             convert=rows.run_of,
-            on_unreadable=on_unreadable or log_unreadable,
+            on_unreadable=on_unreadable,
         )
 
     async def thread_runs(self, thread_id: str, *, after: int, limit: int) -> list[PlacedRun]:

@@ -103,6 +103,9 @@ def facts_of(row: Row) -> RunFacts:
         forked_from=id_in_or_none(RUN, row["forked_from"]),
         origin_run_id=id_in_or_none(RUN, row["origin_run_id"]),
         origin_seq=row["origin_seq"],
+        depth=row["depth"],
+        detached=row["detached"],
+        active_agent=_active_agent(row),
         input=Value.model_validate_json(row["input"]),
         context=RunContext.model_validate_json(row["context"]),
         options=RunOptions.model_validate_json(row["options"]),
@@ -112,6 +115,11 @@ def facts_of(row: Row) -> RunFacts:
         required_runtime=row["required_runtime"],
         schema_version=row["schema_version"],
     )
+
+
+def _active_agent(row: Row) -> tuple[str, str] | None:
+    agent: str | None = row["active_agent_id"]
+    return None if agent is None else (agent, row["active_agent_version"])
 
 
 def counters_of(stored: bytes) -> Counters:
@@ -368,7 +376,8 @@ def late_of(row: Row) -> LateRow:
 
 @readable
 def timer_of(row: Row) -> DueTimer:
-    """Return a timer; only an expiry has an interrupt."""
+    """Return a timer; only an expiry has an interrupt, and a report a child."""
     kind = TimerKind(row["kind"])
-    ref = id_in(INTERRUPT, row["ref"]) if kind is TimerKind.EXPIRY else None
+    prefix = {TimerKind.EXPIRY: INTERRUPT, TimerKind.CHILD: RUN}.get(kind)
+    ref = None if prefix is None else id_in(prefix, row["ref"])
     return DueTimer(run_id=id_in(RUN, row["run_id"]), kind=kind, ref=ref)

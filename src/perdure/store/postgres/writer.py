@@ -101,6 +101,10 @@ class PostgresStore:
         """See `Store.request_cancel`."""
         return await self._move(lambda c: moves.cancel(c, run_id, wish, self._now()))
 
+    async def take_away(self, run_id: str, reason: str) -> bool:
+        """See `Store.take_away`."""
+        return await self._move(lambda c: moves.take_away(c, run_id, reason, self._now()))
+
     async def record_late(self, late: LateResult) -> bool:
         """See `Store.record_late`. Raises NotFound for a run that does not exist."""
         return await self._move(lambda c: moves.record_late(c, late, self._now()))

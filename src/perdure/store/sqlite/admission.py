@@ -178,6 +178,8 @@ def _insert_cold(
         facts.context.model_dump_json(exclude_defaults=True).encode(),
         facts.options.model_dump_json(exclude_defaults=True).encode(),
         facts.caller.model_dump_json(exclude_defaults=True).encode(),
+        facts.depth,
+        int(facts.detached),
     )
 
 

@@ -13,12 +13,15 @@ import json
 from collections.abc import Iterator, Sequence
 
 from perdure.protocol.base import to_micros
+from perdure.protocol.errors import PerdureError
 from perdure.protocol.states import TERMINAL
 from perdure.store import rules
 from perdure.store.commits import CommitResult, Committed, LeaseLost, TimerKind
 from perdure.store.rules import Kept
-from perdure.store.sqlite.gathering import Rows
+from perdure.store.sqlite.admission import insert_run
+from perdure.store.sqlite.gathering import NoSuchRow, Rows
 from perdure.store.sqlite.prepared import Prepared
+from perdure.store.sqlite.rows import pack_id
 from perdure.store.sqlite.transaction import NO_REF, Transaction
 from perdure.store.sqlite.wide import Values, ask_rows, write_rows
 
@@ -154,8 +157,29 @@ def _advance(tx: Transaction, rows: Rows, prepared: Prepared) -> CommitResult:
     rows.add(tx, prepared, to_micros(moved.hot.updated_at), moved.hot.attempt)
     if commit.attempt_end is not None:
         tx.end_attempt(prepared.run, moved.hot, commit.attempt_end)
+    _write_relations(tx, prepared)
     _schedule(tx, prepared, kept, moved)
     return Committed(seq=moved.hot.last_seq, at=moved.hot.updated_at)
+
+
+def _write_relations(tx: Transaction, prepared: Prepared) -> None:
+    """Write what ties the run to its parent, its children and its agent."""
+    run, commit = prepared.run, prepared.commit
+    for new in commit.new_children:
+        if tx.one("find_run", pack_id(new.run_id), None) is not None:
+            raise NoSuchRow("the run exists")
+        try:
+            insert_run(tx, new)
+        except PerdureError as error:
+            raise NoSuchRow(error.message) from error
+    for child in commit.reported:
+        tx.run("delete_timer", run, TimerKind.CHILD.value, pack_id(child))
+    if commit.reports_to is not None:
+        parent = pack_id(commit.reports_to)
+        if tx.one("is_unfinished", parent) is not None:
+            tx.run("insert_timer", parent, TimerKind.CHILD.value, run, tx.now_micros)
+    if commit.handed_to is not None:
+        tx.run("hand_over_run", *commit.handed_to, run)
 
 
 def _schedule(tx: Transaction, prepared: Prepared, before: Kept, moved: Kept) -> None:

@@ -150,12 +150,41 @@ def request_cancel(tx: Transaction, run_id: str, wish: CancelWish) -> RunHot | N
         return None
     if not rules.accepts_cancel(before.hot, wish):
         return before.hot
+    hot = _cancel(tx, run, before, wish)
+    _cancel_below(tx, run, rules.cascaded(wish))
+    return hot
+
+
+def _cancel(tx: Transaction, run: bytes, before: Kept, wish: CancelWish) -> RunHot:
     hot = rules.cancel(before.hot, wish, tx.now)
     _save(tx, run, before, hot)
     tx.append(run, hot, rules.cancel_event(hot, wish), hot.step_index)
     if hot.lease_owner is None:
         tx.begin_closing(run)
     return hot
+
+
+def _cancel_below(tx: Transaction, run: bytes, wish: CancelWish) -> None:
+    """Cancel all unfinished runs below that are not detached."""
+    for (child,) in tx.all("unfinished_children", run):
+        before = tx.load(child)
+        if before is not None and rules.accepts_cancel(before.hot, wish):
+            _cancel(tx, child, before, wish)
+        _cancel_below(tx, child, wish)
+
+
+def take_away(tx: Transaction, run_id: str, reason: str) -> bool:
+    """Take a held run from its holder; False when nobody holds it."""
+    run = pack_id(run_id)
+    before = tx.load(run)
+    if before is None or before.hot.lease_owner is None:
+        return False
+    hot = rules.lose(run_id, before.hot, tx.now, closing=True)
+    _save(tx, run, before, hot)
+    tx.append(run, hot, rules.lost_event(before.hot, reason), hot.step_index)
+    tx.end_attempt(run, hot, AttemptEnd.LEASE_LOST)
+    tx.begin_closing(run)
+    return True
 
 
 def record_late(tx: Transaction, late: LateResult) -> bool:

@@ -120,6 +120,10 @@ def _is_plain(commit: Commit) -> bool:
     if (
         commit.guard.token is None
         or commit.close_in_s is not None
+        or commit.new_children
+        or commit.reports_to is not None
+        or commit.reported
+        or commit.handed_to is not None
         or commit.guard.from_state not in _BEFORE
         or not ((state in TERMINAL and gives_up) or (state in _WORKING and not gives_up))
     ):

@@ -93,6 +93,16 @@ class SqliteReader:
         """See `Reader.list_runs`."""
         thread = None if where.thread_id is None else _key(THREAD, where.thread_id)
         parent = None if where.parent_run_id is None else _key(RUN, where.parent_run_id)
+        if where.root_run_id is not None:
+            root, only = _key(RUN, where.root_run_id), int(where.unfinished)
+            return await self._readers.page(
+                "list_tree_runs",
+                lambda start, wanted: (start, tenant_id, root, only, wanted),
+                _after(RUN, after, _LAST),
+                limit,
+                convert=rows.read_run,
+                on_unreadable=_told(RUN, on_unreadable),
+            )
         name = "list_unfinished_runs" if where.unfinished else "list_runs"
         if where.thread_id is not None:
             name = "list_thread_runs"

@@ -58,6 +58,7 @@ HOT_WIDTH: Final = 34
 FINGERPRINT: Final = FACTS_WIDTH + HOT_WIDTH
 INPUT_POSITION: Final = FINGERPRINT + 1
 MAX_ATTEMPTS: Final = FINGERPRINT + 2
+_RELATIONS: Final = FINGERPRINT + 3
 
 
 def pack_id(identifier: str) -> bytes:
@@ -190,7 +191,8 @@ def read_kept(row: Row) -> Kept:
 
 
 def read_facts(row: Row) -> RunFacts:
-    """Return the cold row from the first columns of `run_rows`."""
+    """Return the cold row from a row of `run_rows`."""
+    depth, detached, agent, version = row[_RELATIONS : _RELATIONS + 4]
     return RunFacts(
         run_id=f"run_{row[0].hex()}",
         tenant_id=row[1],
@@ -200,6 +202,9 @@ def read_facts(row: Row) -> RunFacts:
         root_run_id=f"run_{row[5].hex()}",
         parent_run_id=None if row[6] is None else f"run_{row[6].hex()}",
         retry_of=None if row[7] is None else f"run_{row[7].hex()}",
+        depth=depth,
+        detached=bool(detached),
+        active_agent=None if agent is None else (agent, version),
         forked_from=None if row[8] is None else f"run_{row[8].hex()}",
         origin_run_id=None if row[9] is None else f"run_{row[9].hex()}",
         origin_seq=row[10],
@@ -440,10 +445,12 @@ def read_late(row: Row) -> LateRow:
 
 def read_timer(row: Row) -> DueTimer:
     """Return a timer."""
+    kind = TimerKind(row[1])
+    prefix = "run" if kind is TimerKind.CHILD else "int"
     return DueTimer(
         run_id=f"run_{row[0].hex()}",
-        kind=TimerKind(row[1]),
-        ref=f"int_{row[2].hex()}" if row[2] else None,
+        kind=kind,
+        ref=f"{prefix}_{row[2].hex()}" if row[2] else None,
     )
 
 

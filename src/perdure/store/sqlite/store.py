@@ -75,6 +75,10 @@ class SqliteStore:
             return None
         return await self._writer.run(lambda tx: moves.request_cancel(tx, run_id, wish))
 
+    async def take_away(self, run_id: str, reason: str) -> bool:
+        """See `Store.take_away`."""
+        return await self._writer.run(lambda tx: moves.take_away(tx, run_id, reason))
+
     async def record_late(self, late: LateResult) -> bool:
         """See `Store.record_late`. Raises NotFound for a run that does not exist."""
         return await self._writer.run(lambda tx: moves.record_late(tx, late))

@@ -32,6 +32,7 @@ _PARTS = (
     "rows",
     "texts",
     "timers",
+    "trees",
     "writes",
 )
 
@@ -59,6 +60,11 @@ from perdure.testing.conformance.retention import RetentionContract  # noqa: E40
 from perdure.testing.conformance.rows import RowContract  # noqa: E402
 from perdure.testing.conformance.texts import TextContract  # noqa: E402
 from perdure.testing.conformance.timers import TimerContract  # noqa: E402
+from perdure.testing.conformance.trees import (  # noqa: E402
+    HandoffContract,
+    TreeCancelContract,
+    TreeContract,
+)
 from perdure.testing.conformance.writes import CommitContract  # noqa: E402
 
 __all__ = [
@@ -68,6 +74,7 @@ __all__ = [
     "ClaimContract",
     "CommitContract",
     "FenceContract",
+    "HandoffContract",
     "IdempotencyContract",
     "InsertContract",
     "LateContract",
@@ -83,4 +90,6 @@ __all__ = [
     "TextContract",
     "ThreadContract",
     "TimerContract",
+    "TreeCancelContract",
+    "TreeContract",
 ]

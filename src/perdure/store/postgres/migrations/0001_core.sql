@@ -25,6 +25,8 @@ CREATE TABLE runs (
     retry_of uuid,
     forked_from uuid,
     origin_run_id uuid,
+    depth integer NOT NULL DEFAULT 0,
+    detached boolean NOT NULL DEFAULT false,
     created_at timestamptz NOT NULL,
     origin_seq integer,
     input_position integer NOT NULL,
@@ -35,6 +37,8 @@ CREATE TABLE runs (
     tenant_id text NOT NULL,
     agent_id text NOT NULL,
     agent_version text NOT NULL,
+    active_agent_id text,
+    active_agent_version text,
     queue text NOT NULL,
     trace_id text NOT NULL,
     fingerprint bytea NOT NULL,
@@ -50,6 +54,7 @@ CREATE INDEX runs_by_thread ON runs (thread_id, input_position);
 CREATE INDEX runs_by_parent ON runs (parent_run_id, run_id) WHERE parent_run_id IS NOT NULL;
 -- Who shares a run's log: events up to the largest `origin_seq` must be kept as long as these runs.
 CREATE INDEX runs_by_origin ON runs (origin_run_id, origin_seq) WHERE origin_run_id IS NOT NULL;
+CREATE INDEX runs_by_root ON runs (root_run_id, run_id) WHERE parent_run_id IS NOT NULL;
 CREATE UNIQUE INDEX runs_by_key ON runs (tenant_id, agent_id, idempotency_key)
     WHERE idempotency_key IS NOT NULL;
 
@@ -98,7 +103,8 @@ CREATE INDEX run_state_unfinished ON run_state (run_id) WHERE finished_at IS NUL
 
 CREATE VIEW run_rows AS
 SELECT r.run_id, r.tenant_id, r.agent_id, r.agent_version, r.thread_id, r.root_run_id,
-       r.parent_run_id, r.retry_of, r.forked_from, r.origin_run_id, r.origin_seq,
+       r.parent_run_id, r.retry_of, r.forked_from, r.origin_run_id, r.origin_seq, r.depth,
+       r.detached, r.active_agent_id, r.active_agent_version,
        r.input, r.context, r.options, r.caller, r.trace_id,
        r.created_at, r.required_runtime, r.schema_version, r.fingerprint, r.input_position,
        r.max_attempts,
@@ -318,7 +324,7 @@ CREATE TABLE late_results (
 );
 CREATE INDEX late_results_by_run ON late_results (run_id, seq);
 
--- `ref` is the interrupt of an expiry, else the run itself.
+-- `ref` is the interrupt of an expiry, the child of a report, else the run itself.
 CREATE TABLE timers (
     run_id uuid NOT NULL,
     ref uuid NOT NULL,

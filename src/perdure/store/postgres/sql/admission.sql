@@ -21,12 +21,12 @@ WITH c AS MATERIALIZED (
         $11::int[], $12::int[], $13::text[], $14::text[], $15::text[], $16::text[], $17::text[],
         $18::bytea[], $19::bytea[], $20::bytea[], $21::bytea[], $22::bytea[], $23::bytea[],
         $24::float8[], $25::int[], $26::smallint[], $27::bytea[], $28::bytea[], $29::uuid[],
-        $30::uuid[], $31::uuid[], $32::int[]
+        $30::uuid[], $31::uuid[], $32::int[], $33::uuid[], $34::uuid[], $35::int[], $36::bool[]
     ) AS u(run_id, thread_id, message_id, creates, queued, position, max_attempts,
            required_runtime, priority, tenant_id, agent_id, agent_version, queue, trace_id,
            fingerprint, idempotency_key, input, context, options, caller,
            run_s, step_index, event_type, event, author, retry_of, forked_from, origin_run_id,
-           origin_seq)
+           origin_seq, root_run_id, parent_run_id, depth, detached)
 ), new_threads AS (
     INSERT INTO threads (thread_id, active_run_id, created_at, updated_at, last_position, tenant_id,
                          title, metadata, participants, capabilities)
@@ -41,11 +41,13 @@ WITH c AS MATERIALIZED (
     INSERT INTO runs (run_id, thread_id, root_run_id, created_at, input_position, max_attempts,
                       required_runtime, schema_version, priority, tenant_id, agent_id,
                       agent_version, queue, trace_id, fingerprint, idempotency_key, input, context,
-                      options, caller, retry_of, forked_from, origin_run_id, origin_seq)
-    SELECT u.run_id, u.thread_id, u.run_id, c.now, u.position, u.max_attempts, u.required_runtime,
-           $2, u.priority, u.tenant_id, u.agent_id, u.agent_version, u.queue, u.trace_id,
-           u.fingerprint, u.idempotency_key, u.input, u.context, u.options, u.caller, u.retry_of,
-           u.forked_from, u.origin_run_id, u.origin_seq
+                      options, caller, retry_of, forked_from, origin_run_id, origin_seq,
+                      parent_run_id, depth, detached)
+    SELECT u.run_id, u.thread_id, u.root_run_id, c.now, u.position, u.max_attempts,
+           u.required_runtime, $2, u.priority, u.tenant_id, u.agent_id, u.agent_version, u.queue,
+           u.trace_id, u.fingerprint, u.idempotency_key, u.input, u.context, u.options, u.caller,
+           u.retry_of, u.forked_from, u.origin_run_id, u.origin_seq, u.parent_run_id, u.depth,
+           u.detached
       FROM u, c
 ), new_states AS (
     INSERT INTO run_state (run_id, updated_at, deadline_at, last_seq, step_index, state, parked_on)

@@ -13,6 +13,23 @@ SELECT s.*, coalesce($2::timestamptz, now()) AS now
     SELECT r.* FROM run_state AS r WHERE r.run_id = w.run_id FOR NO KEY UPDATE
  ) AS s;
 
+-- name: runs_below
+-- Unfinished runs below these, not detached from their parents: a tree as it is seen without locks.
+WITH RECURSIVE below AS (
+    SELECT r.run_id FROM runs AS r
+     CROSS JOIN LATERAL (
+        SELECT 1 FROM run_state AS s WHERE s.run_id = r.run_id AND s.finished_at IS NULL OFFSET 0
+     ) AS unfinished
+     WHERE r.parent_run_id = ANY ($1::uuid[]) AND NOT r.detached
+    UNION
+    SELECT r.run_id FROM below AS b
+      JOIN runs AS r ON r.parent_run_id = b.run_id AND NOT r.detached
+     CROSS JOIN LATERAL (
+        SELECT 1 FROM run_state AS s WHERE s.run_id = r.run_id AND s.finished_at IS NULL OFFSET 0
+     ) AS unfinished
+)
+SELECT run_id FROM below ORDER BY run_id;
+
 -- name: load_hot
 SELECT s.* FROM unnest($1::uuid[]) AS w(run_id) JOIN run_state AS s ON s.run_id = w.run_id;
 
@@ -49,7 +66,8 @@ SELECT r.*, a.end_reason, coalesce($2::timestamptz, now()) AS now
  ) AS s
  CROSS JOIN LATERAL (
     SELECT n.run_id, n.tenant_id, n.agent_id, n.agent_version, n.thread_id, n.root_run_id,
-           n.parent_run_id, n.retry_of, n.forked_from, n.origin_run_id, n.origin_seq,
+           n.parent_run_id, n.retry_of, n.forked_from, n.origin_run_id, n.origin_seq, n.depth,
+           n.detached, n.active_agent_id, n.active_agent_version,
            n.input, n.context, n.options, n.caller, n.trace_id,
            n.created_at, n.required_runtime, n.schema_version, n.input_position,
            s.state, s.step_index, s.last_seq, s.retained_from_seq, s.attempt, s.faults,
@@ -142,7 +160,7 @@ UPDATE attempts AS a
 INSERT INTO ready (run_id, available_at, priority, required_runtime, suspected, queue, tenant_id,
                    agent_id, agent_version)
 SELECT r.run_id, u.available_at, r.priority, r.required_runtime, u.suspected, r.queue, r.tenant_id,
-       r.agent_id, r.agent_version
+       coalesce(r.active_agent_id, r.agent_id), coalesce(r.active_agent_version, r.agent_version)
   FROM unnest($1::uuid[], $2::timestamptz[], $3::boolean[]) AS u(run_id, available_at, suspected)
   JOIN runs AS r ON r.run_id = u.run_id
     ON CONFLICT (run_id) DO UPDATE

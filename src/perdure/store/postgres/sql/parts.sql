@@ -67,7 +67,8 @@ SELECT u.run_id, bool_or(u.lasts), r.tenant_id, u.digest
 INSERT INTO ready (run_id, available_at, priority, required_runtime, suspected, queue, tenant_id,
                    agent_id, agent_version)
 SELECT r.run_id, coalesce($1::timestamptz, now()) + u.in_s * interval '1 second', r.priority,
-       r.required_runtime, u.suspected, r.queue, r.tenant_id, r.agent_id, r.agent_version
+       r.required_runtime, u.suspected, r.queue, r.tenant_id, coalesce(r.active_agent_id, r.agent_id),
+       coalesce(r.active_agent_version, r.agent_version)
   FROM unnest($2::uuid[], $3::float8[], $4::boolean[]) AS u(run_id, in_s, suspected)
   JOIN runs AS r ON r.run_id = u.run_id
     ON CONFLICT (run_id) DO UPDATE
@@ -78,6 +79,18 @@ INSERT INTO timers (run_id, ref, due_at, kind)
 SELECT u.run_id, u.run_id, coalesce($1::timestamptz, now()) + u.in_s * interval '1 second', 'close'
   FROM unnest($2::uuid[], $3::float8[]) AS u(run_id, in_s)
     ON CONFLICT (run_id, kind, ref) DO UPDATE SET due_at = excluded.due_at;
+
+-- name: leave_reports
+INSERT INTO timers (run_id, ref, due_at, kind)
+SELECT u.parent_run_id, u.run_id, coalesce($1::timestamptz, now()), 'child'
+  FROM unnest($2::uuid[], $3::uuid[]) AS u(parent_run_id, run_id)
+  JOIN run_state AS s ON s.run_id = u.parent_run_id AND s.finished_at IS NULL
+    ON CONFLICT (run_id, kind, ref) DO NOTHING;
+
+-- name: hand_over_runs
+UPDATE runs AS r SET active_agent_id = u.agent_id, active_agent_version = u.agent_version
+  FROM unnest($1::uuid[], $2::text[], $3::text[]) AS u(run_id, agent_id, agent_version)
+ WHERE r.run_id = u.run_id;
 
 -- name: sync_deadlines
 WITH s AS MATERIALIZED (

@@ -34,6 +34,13 @@ SELECT * FROM run_rows
    AND (NOT $7::bool OR finished_at IS NULL)
  ORDER BY run_id DESC LIMIT $8;
 
+-- name: list_tree_runs
+SELECT * FROM run_rows
+ WHERE ($1::uuid IS NULL OR run_id < $1) AND ($2::text IS NULL OR tenant_id = $2)
+   AND root_run_id = $3::uuid AND parent_run_id IS NOT NULL
+   AND (NOT $4::bool OR finished_at IS NULL)
+ ORDER BY run_id DESC LIMIT $5;
+
 -- name: list_unfinished_runs
 SELECT * FROM run_rows
  WHERE ($1::uuid IS NULL OR run_id < $1) AND ($2::text IS NULL OR tenant_id = $2)
@@ -174,7 +181,7 @@ SELECT t.run_id, t.kind, t.ref
   FROM timers AS t
  CROSS JOIN LATERAL (
     SELECT 1 FROM run_state AS s
-     WHERE s.run_id = t.run_id AND s.lease_owner IS NULL
+     WHERE s.run_id = t.run_id AND (s.lease_owner IS NULL OR t.kind = 'child')
        AND s.parked_on IS DISTINCT FROM 'repair' OFFSET 0
  ) AS unheld
  WHERE t.due_at <= coalesce($1::timestamptz, now())

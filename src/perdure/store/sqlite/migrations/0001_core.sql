@@ -19,6 +19,10 @@ CREATE TABLE runs (
     forked_from BLOB CHECK (length(forked_from) = 16),
     origin_run_id BLOB CHECK (length(origin_run_id) = 16),
     origin_seq INTEGER,
+    depth INTEGER NOT NULL,
+    detached INTEGER NOT NULL,
+    active_agent_id TEXT,
+    active_agent_version TEXT,
     queue TEXT NOT NULL,
     priority INTEGER NOT NULL,
     max_attempts INTEGER NOT NULL,
@@ -42,6 +46,7 @@ CREATE INDEX runs_by_thread ON runs (thread_id, run_id);
 CREATE INDEX runs_by_parent ON runs (parent_run_id, run_id) WHERE parent_run_id IS NOT NULL;
 -- Who shares a run's log: events up to the largest `origin_seq` must be kept as long as these runs.
 CREATE INDEX runs_by_origin ON runs (origin_run_id, origin_seq) WHERE origin_run_id IS NOT NULL;
+CREATE INDEX runs_by_root ON runs (root_run_id, run_id) WHERE parent_run_id IS NOT NULL;
 
 CREATE TABLE run_state (
     run_id BLOB NOT NULL PRIMARY KEY CHECK (length(run_id) = 16),
@@ -133,7 +138,8 @@ SELECT
     s.open_interrupts, s.open_children, s.model_calls, s.tool_calls, s.input_tokens,
     s.output_tokens, s.cost, s.waiting_ms, s.retries, s.checkpoint_seq, s.terminal_seq,
     s.started_at, s.finished_at, s.updated_at, s.last_commit_id, s.deadline_left,
-    r.fingerprint, r.input_position, r.max_attempts
+    r.fingerprint, r.input_position, r.max_attempts, r.depth, r.detached, r.active_agent_id,
+    r.active_agent_version
 FROM runs AS r
 INNER JOIN run_state AS s ON s.run_id = r.run_id;
 
@@ -405,13 +411,14 @@ CREATE TABLE late_results (
     PRIMARY KEY (run_id, tool_call_id, execution)
 ) STRICT, WITHOUT ROWID;
 
--- `ref` is the interrupt of an expiry, else empty. Rows are inserted and deleted.
+-- `ref` is the interrupt of an expiry, the child of a report, else empty. Rows are inserted and deleted.
 CREATE TABLE timers (
     run_id BLOB NOT NULL,
     kind TEXT NOT NULL CHECK (
         kind = 'deadline'
         OR kind = 'expiry'
         OR kind = 'close'
+        OR kind = 'child'
     ),
     ref BLOB NOT NULL,
     due_at INTEGER NOT NULL,

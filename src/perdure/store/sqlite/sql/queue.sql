@@ -5,7 +5,9 @@ INSERT INTO ready (
     run_id, queue, priority, available_at, tenant_id, agent_id, agent_version, required_runtime,
     suspected
 )
-SELECT run_id, queue, priority, ?2, tenant_id, agent_id, agent_version, required_runtime, ?3
+SELECT
+    run_id, queue, priority, ?2, tenant_id, coalesce(active_agent_id, agent_id),
+    coalesce(active_agent_version, agent_version), required_runtime, ?3
 FROM runs
 WHERE run_id = ?1;
 
@@ -72,7 +74,8 @@ DELETE FROM timers WHERE run_id IN (VALUES (?));
 SELECT t.run_id, t.kind, t.ref
 FROM timers AS t
 INNER JOIN run_state AS s ON s.run_id = t.run_id
-WHERE t.due_at <= ? AND s.lease_owner IS NULL AND s.parked_on IS NOT 'repair'
+WHERE
+    t.due_at <= ? AND (s.lease_owner IS NULL OR t.kind = 'child') AND s.parked_on IS NOT 'repair'
 ORDER BY t.due_at, t.run_id, t.kind, t.ref
 LIMIT ?;
 

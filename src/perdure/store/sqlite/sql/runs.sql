@@ -3,10 +3,11 @@
 -- name: insert_run
 INSERT INTO runs (
     run_id, tenant_id, agent_id, agent_version, thread_id, root_run_id, parent_run_id, retry_of,
-    forked_from, origin_run_id, origin_seq, queue, priority, max_attempts, required_runtime, schema_version, input_position, trace_id,
-    idempotency_key, fingerprint, created_at, input, context, options, caller
+    forked_from, origin_run_id, origin_seq, queue, priority, max_attempts, required_runtime,
+    schema_version, input_position, trace_id, idempotency_key, fingerprint, created_at, input,
+    context, options, caller, depth, detached
 ) VALUES (
-    ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?
+    ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?
 );
 
 -- name: insert_run_state
@@ -178,6 +179,25 @@ WHERE
     AND (NOT ?7 OR state NOT IN ('succeeded', 'failed'))
 ORDER BY run_id DESC
 LIMIT ?8;
+
+-- name: list_tree_runs
+SELECT * FROM run_rows
+WHERE
+    run_id < ?1 AND (?2 IS NULL OR tenant_id = ?2) AND root_run_id = ?3
+    AND parent_run_id IS NOT NULL AND (NOT ?4 OR state NOT IN ('succeeded', 'failed'))
+ORDER BY run_id DESC
+LIMIT ?5;
+
+-- name: unfinished_children
+SELECT r.run_id FROM runs AS r CROSS JOIN run_state AS s ON s.run_id = r.run_id
+WHERE r.parent_run_id = ? AND NOT r.detached AND s.finished_at IS NULL
+ORDER BY r.run_id;
+
+-- name: hand_over_run
+UPDATE runs SET active_agent_id = ?, active_agent_version = ? WHERE run_id = ?;
+
+-- name: is_unfinished
+SELECT 1 FROM run_state WHERE run_id = ? AND finished_at IS NULL;
 
 -- name: list_unfinished_runs
 -- CROSS JOIN keeps the order of the tables: few runs are unfinished among all that are kept.

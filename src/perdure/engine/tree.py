@@ -1,0 +1,403 @@
+"""Ends in a tree of runs: what a child came to reaches its parent, and a parent ends after all
+that it did not detach (R-13.1, R-9.5).
+
+The commit that ends a child leaves a report with its parent in the same transaction. Whoever
+wrote it delivers at once; a sweep of any process does it otherwise. Delivering is one commit of
+the parent's log that takes the report away, so that it is delivered once. A parent that is to end
+waits, held by nobody, until the last report is in; a child that does not end in time is ended as
+ORPHANED.
+"""
+
+import logging
+from contextlib import suppress
+from dataclasses import dataclass
+
+from pydantic import JsonValue
+
+from perdure.engine.closing import (
+    CANCELLED,
+    ORPHANED,
+    TIMED_OUT,
+    close_run,
+    end_transition,
+    finished_effects,
+    look_up_open,
+)
+from perdure.engine.committer import announce
+from perdure.engine.core import Core
+from perdure.engine.counting import count_draft
+from perdure.engine.draft import Draft
+from perdure.engine.fold import RunSnapshot, add_use
+from perdure.engine.load import Damaged, load_view
+from perdure.engine.ports import ToolOutcome, ToolRunner
+from perdure.engine.results import add_result
+from perdure.engine.rowview import view_from_rows
+from perdure.engine.steps import waits_for_children
+from perdure.engine.unheld import intervene, unheld_draft
+from perdure.engine.view import RunView
+from perdure.protocol.errors import PerdureError, Unreadable
+from perdure.protocol.events import ChildEvent, ChildUse, DamagedEvent, StateEvent, TimeoutEvent
+from perdure.protocol.failures import Failure, FailureCode, Stage
+from perdure.protocol.runs import RunFacts, RunRow
+from perdure.protocol.schema import Incompatible
+from perdure.protocol.states import (
+    TERMINAL,
+    CancelAction,
+    ParkedOn,
+    RunState,
+    ToolCallStatus,
+)
+from perdure.protocol.tools import ToolResult
+from perdure.protocol.values import BlobRef
+from perdure.signals.ports import CANCEL_TOPIC
+from perdure.store.commits import CancelWish, Committed, NewBlob, TimerKind
+from perdure.store.ports import RunFilter
+
+log = logging.getLogger(__name__)
+
+LOOKUP_TIMEOUT_S = 10.0
+UNFOLDED = Failure(
+    code=FailureCode.CHECKPOINT_INCOMPATIBLE,
+    reason="this release cannot carry the run on",
+    stage=Stage.RECOVERY,
+)
+REPORTS_MAX = 64
+CHILDREN_PAGE = 500
+
+
+# ---------------------------------------------------------------- a child's result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Report:
+    """What a child came to."""
+
+    child_run_id: str
+    state: RunState
+    answer: JsonValue
+    answer_ref: BlobRef | None
+    failure: Failure | None
+    use: ChildUse
+    blob: NewBlob | None
+    """The content of a large answer: the parent uses it too, also once the child's history went."""
+
+
+async def tell_parent(core: Core, facts: RunFacts, tools: ToolRunner | None) -> None:
+    """Deliver the report that the end of a run has left; a sweep does it when this fails."""
+    if facts.parent_run_id is None or facts.detached:
+        return
+    try:
+        await deliver_reports(core, facts.parent_run_id, tools)
+    except (PerdureError, Damaged) as error:
+        log.info("the report of %s waits for a sweep: %s", facts.run_id, error)
+
+
+async def deliver_reports(core: Core, run_id: str, tools: ToolRunner | None) -> bool:
+    """Write the results of ended children into their parent's log; True when this call did.
+
+    A parent that waited for them alone goes on; one that is to end is ended with the last.
+    """
+    timers = await core.reader.timers_of(run_id)
+    ended = [timer.ref for timer in timers if timer.kind is TimerKind.CHILD and timer.ref]
+    if not ended:
+        return False
+    reports = [await _report(core, child) for child in ended[:REPORTS_MAX]]
+
+    def change(row: RunRow, draft: Draft) -> bool:
+        if row.hot.state in TERMINAL:
+            return False
+        for report in reports:
+            _draft_report(draft, report)
+        if not draft.reported:
+            return False
+        _wake(core, row, draft)
+        return True
+
+    written = await intervene(core, run_id, change)
+    row = await core.reader.find_run(None, run_id)
+    if row is not None and row.hot.lease_owner is None and row.hot.parked_on is ParkedOn.CLOSING:
+        await close_unheld(core, run_id, TimerKind.CLOSE, tools)
+    return written is not None
+
+
+async def _report(core: Core, child_run_id: str) -> _Report:
+    row = await core.reader.find_run(None, child_run_id)
+    assert row is not None, "a report names a run"
+    end = await _end(core, row)
+    return _Report(
+        child_run_id=child_run_id,
+        state=row.hot.state,
+        answer=end.answer,
+        answer_ref=end.answer_ref,
+        failure=end.failure,
+        use=await _use(core, row),
+        blob=await _blob(core, row, end.answer_ref),
+    )
+
+
+async def _end(core: Core, row: RunRow) -> StateEvent:
+    """Return the event that ended a run; what the row says when that cannot be read."""
+    seq = row.hot.terminal_seq or 1
+    found = await core.reader.events_after(row.facts.run_id, seq - 1, limit=1)
+    with suppress(DamagedEvent):
+        if found and isinstance(found[0].data, StateEvent):
+            return found[0].data
+    failure = Failure(code=row.hot.code or FailureCode.INTERNAL, reason="its end cannot be read")
+    return StateEvent(state=RunState.FAILED, failure=failure)
+
+
+async def _blob(core: Core, row: RunRow, ref: BlobRef | None) -> NewBlob | None:
+    data = await core.reader.read_blob(row.facts.tenant_id, ref.digest) if ref else None
+    if ref is None or data is None:
+        return None
+    return NewBlob(digest=ref.digest, media_type=ref.media_type, data=data)
+
+
+async def _use(core: Core, row: RunRow) -> ChildUse:
+    """Return what a run and all below it used."""
+    own = row.hot.counters
+    use = ChildUse(
+        model_calls=own.model_calls,
+        tool_calls=own.tool_calls,
+        tokens=own.input_tokens + own.output_tokens,
+        output_tokens=own.output_tokens,
+        cost=own.cost,
+    )
+    where = RunFilter(parent_run_id=row.facts.run_id)
+    if await core.reader.list_runs(None, where, after=None, limit=1):
+        with suppress(Damaged, Incompatible, Unreadable):
+            view = await load_view(core, row)
+            use = add_use(use, view.snapshot.children_use)
+    return use
+
+
+def _draft_report(draft: Draft, report: _Report) -> None:
+    """Draft one result, and that of the tool call which started the child."""
+    snapshot = draft.view.snapshot
+    child = snapshot.open_children.get(report.child_run_id)
+    if child is None:  # somebody else delivered it meanwhile
+        return
+    call = snapshot.open_calls.get(child.tool_call_id or "")
+    draft.reported.append(report.child_run_id)
+    if report.blob is not None:
+        draft.blobs.append(report.blob)
+    draft.add(
+        ChildEvent(
+            phase="result",
+            child_run_id=report.child_run_id,
+            tool_call_id=child.tool_call_id,
+            state=report.state,
+            result=report.answer if call is None else None,
+            result_ref=report.answer_ref if call is None else None,
+            failure=report.failure,
+            use=_counted(report.use, child.use),
+        )
+    )
+    if call is not None:
+        add_result(draft, call, _outcome(report), by="child")
+
+
+def _counted(used: ChildUse, kept: ChildUse) -> ChildUse:
+    """Return a use without the calls that a child was denied: they were not made."""
+    if kept.tool_calls is None:
+        return used
+    return used.model_copy(update={"tool_calls": min(used.tool_calls or 0, kept.tool_calls)})
+
+
+def _outcome(report: _Report) -> ToolOutcome:
+    status = ToolCallStatus.SUCCEEDED
+    if report.failure is not None:
+        cancelled = report.failure.code is FailureCode.RUN_CANCELLED
+        status = ToolCallStatus.CANCELLED if cancelled else ToolCallStatus.FAILED
+    return ToolOutcome(
+        result=ToolResult(
+            status=status,
+            output=report.answer,
+            error=report.failure,
+            external_ref=report.child_run_id,
+        ),
+        output_ref=report.answer_ref,
+    )
+
+
+def _wake(core: Core, row: RunRow, draft: Draft) -> None:
+    """Draft what moves the parent from here: as before, or on, or to its end.
+
+    A write beside no holder says anew whether the run may be claimed (see `resuming`).
+    """
+    hot, snapshot = row.hot, draft.view.snapshot
+    draft.with_checkpoint = snapshot.cancel_epoch == 0
+    if hot.lease_owner is not None:
+        return
+    draft.parked_on = hot.parked_on
+    match hot.parked_on:
+        case ParkedOn.CHILD if is_ending(snapshot):
+            if not snapshot.open_children:
+                draft.parked_on = ParkedOn.CLOSING
+                draft.close_in_s = 0
+        case ParkedOn.CHILD:
+            if not waits_for_children(snapshot):
+                draft.parked_on = None
+                draft.ready_in_s = 0
+        case ParkedOn.CLOSING | ParkedOn.REPAIR:
+            pass
+        case _:
+            if snapshot.state is not RunState.WAITING_HUMAN:
+                left = (hot.wake_at - core.clock.now()).total_seconds() if hot.wake_at else 0
+                draft.ready_in_s = max(0, left)
+
+
+def is_ending(snapshot: RunSnapshot) -> bool:
+    """Tell whether the run only waits for its children to end with them."""
+    return snapshot.cancel_epoch > 0 or snapshot.ending is not None
+
+
+# ---------------------------------------------------------------- ends of runs nobody holds
+
+
+async def close_unheld(core: Core, run_id: str, due: TimerKind, tools: ToolRunner | None) -> bool:
+    """End a run that nobody holds and whose end is due; True when this call moved it on.
+
+    While children are open they are cancelled and waited for, and ended as ORPHANED when that
+    takes too long. False when the run is held, ended already, or has a call that only a worker
+    can look up.
+    """
+    row = await core.reader.find_run(None, run_id)
+    if row is None or row.hot.lease_owner is not None or row.hot.state in TERMINAL:
+        return False
+    view, whole = await _view(core, row)
+    failure = _due_failure(row, view.snapshot, due, whole=whole)
+    if failure is None:
+        return False
+    if view.snapshot.open_children and _waits_for_end(row, view.snapshot):
+        if due is not TimerKind.CLOSE:
+            return False
+        await _orphan_below(core, run_id, tools)
+        await deliver_reports(core, run_id, tools)
+        return True
+    if tools is None and any(not call.repeatable for call in view.running_calls()):
+        return False
+    known = await look_up_open(view, tools, LOOKUP_TIMEOUT_S) if tools is not None else {}
+    effects = await finished_effects(core, view)
+    if view.snapshot.open_children:
+        await _cancel_children(core, view, failure)
+    draft = unheld_draft(core, view, row)
+    if not whole:
+        draft.with_checkpoint = False
+        await _take_reports(core, draft)
+    if view.snapshot.ending is None:
+        _note_timeout(draft, failure)
+    why = end_transition(row.hot.state, failure)
+    close_run(draft, why, failure, known=known, effects=effects)
+    if view.snapshot.open_children:
+        draft.parked_on = ParkedOn.CHILD
+        draft.close_in_s = core.settings.cancel_deadline_s
+    return await _write(core, draft, tools)
+
+
+async def _view(core: Core, row: RunRow) -> tuple[RunView, bool]:
+    """Return the run's view, and whether its log could be folded: what is owed can always be told."""
+    try:
+        return await load_view(core, row), True
+    except Incompatible:
+        return await view_from_rows(core, row), False
+
+
+async def _take_reports(core: Core, draft: Draft) -> None:
+    """Draft the reports of a run that takes none in between: its log cannot be folded."""
+    for timer in await core.reader.timers_of(draft.view.facts.run_id):
+        if timer.kind is TimerKind.CHILD and timer.ref is not None:
+            _draft_report(draft, await _report(core, timer.ref))
+
+
+async def _write(core: Core, draft: Draft, tools: ToolRunner | None) -> bool:
+    commit = draft.build()
+    (result,) = await core.store.commit([commit])
+    if not isinstance(result, Committed):
+        return False
+    announce(core, commit)
+    count_draft(core, draft)
+    if draft.ends_run:
+        await tell_parent(core, draft.view.facts, tools)
+    return True
+
+
+def _waits_for_end(row: RunRow, snapshot: RunSnapshot) -> bool:
+    return row.hot.parked_on is ParkedOn.CHILD and is_ending(snapshot)
+
+
+def _due_failure(
+    row: RunRow, snapshot: RunSnapshot, due: TimerKind, *, whole: bool
+) -> Failure | None:
+    hot, options = row.hot, row.facts.options
+    if hot.cancel_epoch > 0:
+        return CANCELLED
+    if snapshot.ending is not None:
+        return snapshot.ending
+    if due is TimerKind.DEADLINE:
+        return TIMED_OUT
+    if hot.faults < options.max_attempts:
+        return None if whole else UNFOLDED
+    return Failure(
+        code=FailureCode.RETRIES_EXHAUSTED,
+        reason=f"{hot.faults} attempts were lost since the last committed step",
+        stage=Stage.RECOVERY,
+    )
+
+
+def _note_timeout(draft: Draft, failure: Failure) -> None:
+    if failure.code is FailureCode.RUN_TIMEOUT:
+        limit_s = draft.view.facts.options.timeouts.run_s or 0
+        draft.add(TimeoutEvent(subject="run", limit_ms=round(limit_s * 1000)))
+
+
+async def _cancel_children(core: Core, view: RunView, failure: Failure) -> None:
+    """Cancel what is open below a run that is to end. A cancel of the run itself did so."""
+    wish = CancelWish(
+        action=view.snapshot.cancel_action or CancelAction.INTERRUPT,
+        by="runtime",
+        source="parent",
+        reason=failure.reason,
+    )
+    for child in view.snapshot.open_children:
+        await core.store.request_cancel(child, wish)
+    core.signals.publish(CANCEL_TOPIC)
+
+
+# ---------------------------------------------------------------- what does not end in time
+
+
+async def _orphan_below(core: Core, run_id: str, tools: ToolRunner | None) -> None:
+    """End every unfinished child, the deepest first."""
+    where = RunFilter(parent_run_id=run_id, unfinished=True)
+    for row in await core.reader.list_runs(None, where, after=None, limit=CHILDREN_PAGE):
+        if not row.facts.detached:
+            await _orphan(core, row.facts.run_id, tools)
+
+
+async def _orphan(core: Core, run_id: str, tools: ToolRunner | None) -> None:
+    """End a run whose time to end is over: in order if it only waits for that, else ORPHANED."""
+    await _orphan_below(core, run_id, tools)
+    await deliver_reports(core, run_id, tools)
+    row = await core.reader.find_run(None, run_id)
+    if row is None or row.hot.state in TERMINAL:
+        return
+    if row.hot.lease_owner is not None:
+        await core.store.take_away(run_id, "orphaned")
+    elif row.hot.parked_on is not ParkedOn.REPAIR:
+        with suppress(Damaged):
+            if await close_unheld(core, run_id, TimerKind.CLOSE, tools):
+                return
+    row = await core.reader.find_run(None, run_id)
+    if row is None or row.hot.state in TERMINAL or row.hot.lease_owner is not None:
+        return
+    try:
+        view, whole = await _view(core, row)
+    except Damaged:
+        view, whole = await view_from_rows(core, row), False
+    draft = unheld_draft(core, view, row)
+    draft.with_checkpoint = whole
+    effects = await finished_effects(core, view)
+    close_run(draft, end_transition(row.hot.state, ORPHANED), ORPHANED, effects=effects)
+    if await _write(core, draft, tools):
+        log.warning("run %s did not end in time and is ended as ORPHANED", run_id)

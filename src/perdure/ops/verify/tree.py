@@ -1,0 +1,100 @@
+"""Runs in a tree: whose child a run is, what its parent was told, and who ends first."""
+
+from collections import Counter
+
+from perdure.ops.verify.checks import Found, rule
+from perdure.ops.verify.record import LogLine, RunRecord
+from perdure.protocol.events import ChildEvent, HandoffEvent
+from perdure.protocol.states import TERMINAL, RunState
+
+
+@rule(
+    "I21",
+    "When a run has ended, so has every child that it did not detach. (An ORPHANED run has ended.)",
+)
+def parents_end_last(record: RunRecord) -> Found:
+    parent = record.parent
+    if parent is None or record.facts.detached or record.is_over:
+        return
+    if parent.hot.state in TERMINAL:
+        yield "run", f"its parent {parent.facts.run_id} has ended, it is {record.hot.state}"
+
+
+@rule(
+    "I22",
+    "Every child has exactly one `child` event (spawned) in its parent's log, and each such event "
+    "its child.",
+)
+def spawned_once(record: RunRecord) -> Found:
+    told = Counter(data.child_run_id for _, data in _phase(record, "spawned"))
+    rows = {child.facts.run_id: child for child in record.children}
+    for child_id, times in told.items():
+        if times != 1:
+            yield str(child_id), f"it was spawned {times} times"
+        if child_id not in rows:
+            yield str(child_id), "it was spawned and is not a child of the run"
+    if record.hot.retained_from_seq == 1:
+        for child_id in rows.keys() - told.keys():
+            yield child_id, "it is a child of the run and was never spawned"
+
+
+@rule(
+    "I23",
+    "A child that is not detached has at most one `child` event (result), with the state in which "
+    "it ended, and exactly one when its parent succeeded; a detached one has none.",
+)
+def reported_once(record: RunRecord) -> Found:
+    rows = {child.facts.run_id: child for child in record.children}
+    told = Counter(data.child_run_id for _, data in _phase(record, "result"))
+    for line, data in _phase(record, "result"):
+        child = rows.get(data.child_run_id or "")
+        if child is None or child.facts.detached:
+            yield line.name, f"it tells of {data.child_run_id}, which is no child to be told of"
+        elif child.hot.state is not data.state:
+            yield line.name, f"it tells {data.state}, the child is {child.hot.state}"
+    whole = record.hot.retained_from_seq == 1
+    succeeded = record.hot.state is RunState.SUCCEEDED and whole
+    for child_id, child in rows.items():
+        times = told[child_id]
+        if times > 1 or (succeeded and times == 0 and not child.facts.detached):
+            yield child_id, f"its result was told {times} times"
+
+
+@rule(
+    "I39",
+    "The tool calls that a run made, those of its ended children and what is kept for the others "
+    "stay within its budget. (Each child's budget is what was kept for it: so the tree does.)",
+)
+def calls_in_budget(record: RunRecord) -> Found:
+    limit = record.facts.options.budget.tool_calls
+    if limit is None or not record.replay.whole:
+        return
+    snapshot = record.replay.snapshot
+    made = {row.tool_call_id for row in record.executions}
+    made |= {data.tool_call_id for _, data in _phase(record, "spawned") if data.tool_call_id}
+    below = snapshot.children_use.tool_calls if snapshot.children_use is not None else 0
+    kept = sum(child.use.tool_calls or 0 for child in snapshot.open_children.values())
+    used = len(made) + (below or 0) + kept
+    if used > limit:
+        yield "run", f"{used} calls were made or are kept, the budget is {limit}"
+    for child in record.children:
+        if child.facts.options.budget.tool_calls is None:
+            yield child.facts.run_id, "its parent has a budget of tool calls, it has none"
+
+
+@rule(
+    "H9",
+    "The agent that carries a run out is that of its last `handoff`, if there was one.",
+)
+def agent_agrees(record: RunRecord) -> Found:
+    handoffs = record.of(HandoffEvent)
+    told = (handoffs[-1][1].target, handoffs[-1][1].target_version) if handoffs else None
+    if record.hot.retained_from_seq == 1 and record.facts.active_agent != told:
+        yield "run", f"it is carried out by {record.facts.active_agent}, handed to {told}"
+
+
+def _phase(record: RunRecord, phase: str) -> list[tuple[LogLine, ChildEvent]]:
+    return [(line, data) for line, data in record.of(ChildEvent) if data.phase == phase]
+
+
+RULES = (parents_end_last, spawned_once, reported_once, calls_in_budget, agent_agrees)
