@@ -101,12 +101,15 @@ class RunView:
                 self._journal.note(data)
             case ErrorEvent() if not data.final:
                 self._turn(step).notes.append(data.failure)
-            case ChildEvent() if data.tool_call_id is None:
-                self._apply_child(step, data)
-            case HandoffEvent():
-                self._apply_handoff(data)
             case ApprovalRequestEvent() | _:
-                pass
+                self._apply_agents(step, data)
+
+    def _apply_agents(self, step: int, data: EventData | Unknown) -> None:
+        """Apply what tells of other agents. A call's child is seen as that call."""
+        if isinstance(data, ChildEvent) and data.tool_call_id is None:
+            self._apply_child(step, data)
+        elif isinstance(data, HandoffEvent):
+            self._apply_handoff(data)
 
     def _adopt(self, open_step: int | None) -> None:
         """Leave out of the step that was cut off what is made anew or was never answered."""

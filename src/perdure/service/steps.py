@@ -109,10 +109,8 @@ class _Builder:
             self._close(data.tool_call_id, data.status, event)
         elif isinstance(data, ResumeEvent):
             self._close(data.interrupt_id, data.outcome, event)
-        elif isinstance(data, ChildEvent) and data.phase == "result":
-            self._close(data.child_run_id, "succeeded", event)
-        elif isinstance(data, ChildEvent):
-            self._two(event, "subtask", data.child_run_id, data.child_run_id, "running")
+        elif isinstance(data, ChildEvent) and data.child_run_id is not None:
+            self._child(event, data, data.child_run_id)
         else:
             self._open(event)
 
@@ -139,6 +137,12 @@ class _Builder:
 
     def _one(self, event: RecordedEvent, kind: str, name: str, status: str) -> None:
         self.items.append(_item(event, kind, name, status, ref=None, is_done=True))
+
+    def _child(self, event: RecordedEvent, data: ChildEvent, child_run_id: str) -> None:
+        if data.phase == "result":
+            self._close(child_run_id, data.state or "failed", event)
+        elif data.phase == "spawned":
+            self._two(event, "subtask", data.key or child_run_id, child_run_id, "running")
 
     def _two(self, event: RecordedEvent, kind: str, name: str, ref: str, status: str) -> None:
         self.places[ref] = len(self.items)
