@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from perdure.agents.code import (
+    AgentFailed,
+    ChildFailed,
     Context,
     InterruptExpired,
     StepFailed,
@@ -20,6 +22,7 @@ from perdure.protocol.decisions import ToolRequest
 from perdure.protocol.events import (
     ActionEvent,
     ArtifactEvent,
+    ChildEvent,
     CustomEvent,
     ModelEvent,
     StateEvent,
@@ -321,3 +324,54 @@ async def test_a_cancel_stops_code_wherever_it_is(url: str, zoo: ToolZoo) -> Non
         for run_id in runs.values():
             assert (await failure_of(engine, run_id)).code is FailureCode.RUN_CANCELLED
     assert sorted(stopped) == ["raw", "step"]
+
+
+async def test_children_answer_their_own_branch(url: str, zoo: ToolZoo) -> None:
+    """R-4.5, R-13.1, SUB-05: side by side, one asks, one fails, one is refused, one goes its way."""
+
+    @agent("child", "1")
+    async def child(ctx: Context, input: Any) -> object:
+        if input == "fail":
+            raise AgentFailed("no luck", code="CONFLICT")
+        if input == "ask":
+            return await ctx.interrupt("which?")
+        return ["did", input]
+
+    @agent("parent", "1", tools=["echo"])
+    async def parent(ctx: Context, input: object) -> object:
+        async def one(what: str, agent_id: str = "child") -> object:
+            try:
+                return await ctx.spawn(agent_id, what)
+            except ChildFailed as error:
+                return [error.status, error.code]
+
+        told = await ctx.gather(
+            one("work"), one("ask"), one("fail"), one("x", "nobody"), ctx.tool("echo", value=1)
+        )
+        own_way = await ctx.spawn("child", "alone", detach=True)
+        return [*told, own_way.startswith("run_"), await ctx.interrupt("and you?")]
+
+    async with flow(url, [child, parent], zoo) as engine:
+        run_id = await engine.submit("parent")
+        row = await engine.wait_until(run_id, lambda row: row.hot.parked_on is ParkedOn.CHILD)
+        assert row.hot.lease_owner is None
+        spawned = data_of(await engine.events(run_id), ChildEvent)
+        asking = spawned[1].child_run_id
+        assert asking is not None
+        (question,) = await engine.wait_waiting(asking)
+        await engine.answer(question.interrupt_id, Answer.RESPOND, value="this")
+        (question,) = await engine.wait_waiting(run_id)
+        await engine.kill_worker()
+        await engine.start_worker()
+        await engine.answer(question.interrupt_id, Answer.RESPOND, value="fine")
+        assert await answer_of(engine, run_id) == [
+            ["did", "work"],
+            "this",
+            ["failed", "CONFLICT"],
+            ["refused", "AGENT_NOT_FOUND"],
+            1,
+            True,
+            "fine",
+        ]
+        positions = [event.position for event in data_of(await engine.events(run_id), ChildEvent)]
+        assert [item for item in positions if item] == ["0.0.0", "0.1.0", "0.2.0", "0.3.0", "1"]

@@ -14,6 +14,7 @@ from perdure.protocol.codec import digest
 from perdure.protocol.events import (
     ActionEvent,
     ArtifactEvent,
+    ChildEvent,
     CustomEvent,
     InterruptEvent,
     ModelEvent,
@@ -31,7 +32,7 @@ PATCHED = "perdure.patched"
 CODE = "perdure.code"
 """Names of the custom events that the runtime writes for operations of code agents."""
 
-Opening = ActionEvent | InterruptEvent | ModelEvent | CustomEvent | ArtifactEvent
+Opening = ActionEvent | InterruptEvent | ModelEvent | CustomEvent | ArtifactEvent | ChildEvent
 
 
 @dataclass(slots=True)
@@ -54,15 +55,30 @@ class Journal:
             case InterruptEvent():
                 self._open[data.interrupt_id] = entry
                 self._asked[data.interrupt_id] = entry.position
+            case ChildEvent(phase="spawned", detached=False):
+                self._open[data.child_run_id or ""] = entry
             case _:
                 entry.done = True
+
+    def note_child(self, data: ChildEvent) -> None:
+        """Take an event of a child: its beginning, or its result."""
+        if data.phase == "result":
+            self.close(data)
+        else:
+            self.note(data)
 
     def forget(self, interrupt_id: str) -> None:
         """Leave out a question that is to be asked anew."""
         self._open.pop(interrupt_id, None)
         self.entries.pop(self._asked.get(interrupt_id, ""), None)
 
-    def close(self, data: ResultEvent | ResumeEvent) -> None:
+    def forget_children(self) -> None:
+        """Leave out children without a result: they ended with the run that spawned them."""
+        for entry in [entry for entry in self._open.values() if entry.kind == "child"]:
+            del self.entries[entry.position]
+        self._open = {key: entry for key, entry in self._open.items() if entry.kind != "child"}
+
+    def close(self, data: ResultEvent | ResumeEvent | ChildEvent) -> None:
         """Take the event that ends an operation."""
         match data:
             case ResultEvent():
@@ -77,6 +93,12 @@ class Journal:
                     entry.value = Value(inline=data.value)
                     entry.outcome = data.outcome
                     entry.answer = data.answer
+            case ChildEvent():
+                entry = self._open.pop(data.child_run_id or "", None)
+                if entry is not None:
+                    entry.value = Value(inline=data.result, ref=data.result_ref)
+                    entry.outcome = data.state
+                    entry.error = data.failure
         if entry is not None:
             entry.done = True
 
@@ -98,6 +120,16 @@ def _entry_of(data: Opening, position: str) -> Entry:
                 kind="interrupt",
                 name=data.key or "",
                 digest=question_digest(data.kind, data.title, payload, data.answer_schema),
+            )
+        case ChildEvent():
+            return Entry(
+                position=position,
+                kind="child",
+                name=data.agent_id or "",
+                digest=data.request_digest or "",
+                value=Value(inline=data.child_run_id),
+                outcome=data.phase,
+                error=data.failure,
             )
         case ModelEvent():
             return Entry(

@@ -27,7 +27,7 @@ from perdure.engine.ports import (
 from perdure.engine.replies import Replies
 from perdure.engine.results import add_artifact, add_result, ask_outcome, runtime_result
 from perdure.engine.schema import check_schema, problem_with_value
-from perdure.engine.spawning import await_children, draft_handoff, draft_spawn
+from perdure.engine.spawning import await_children, draft_children, draft_handoff, draft_spawn
 from perdure.engine.steps import fail, finish_step, settle, wait_for_person
 from perdure.engine.values import Kept, short
 from perdure.engine.view import RunView
@@ -101,6 +101,8 @@ class Judge:
             case CallTools() | Operate():
                 specs = [self.spec_of(request) for request in decision.calls]
                 named = [(spec.agent, None) for spec in specs if spec is not None and spec.agent]
+                if isinstance(decision, Operate):
+                    named += [(child.agent_id, child.version) for child in decision.children]
             case _:
                 pass
         await self._look_up(directory, named)
@@ -276,9 +278,10 @@ def _draft_operations(draft: Draft, decision: Operate, judge: Judge) -> None:
         _draft_calls(draft, decision, judge)
         if draft.is_closing:
             return
+    draft_children(draft, decision.children, judge.cards, judge.settings, wait=True)
     for ask in decision.asks:
         _add_question(draft, ask)
-    if decision.calls:
+    if decision.calls or decision.children:
         return
     if decision.for_person and draft.view.snapshot.open_interrupts:
         wait_for_person(draft)

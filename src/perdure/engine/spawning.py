@@ -5,7 +5,7 @@ the parent has left; what it used is counted when its result comes. What cannot 
 refused and told to the planner.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pydantic import JsonValue
@@ -51,16 +51,35 @@ class _Place:
     awaited: bool
     among: int
     tool_call_id: str | None = None
+    position: str | None = None
+    request_digest: str | None = None
 
 
 def draft_spawn(draft: Draft, decision: Spawn, cards: Cards, settings: EngineSettings) -> None:
     """Draft the children of a decision, and the wait for all that are open if it asks for it."""
-    for ordinal, request in enumerate(decision.children):
-        key = request.key or str(ordinal)
+    draft_children(draft, decision.children, cards, settings, wait=decision.wait)
+    if decision.wait:
+        await_children(draft)
+    settle(draft, retry_in_s=None)
+
+
+def draft_children(
+    draft: Draft,
+    children: Sequence[ChildRequest],
+    cards: Cards,
+    settings: EngineSettings,
+    *,
+    wait: bool,
+) -> None:
+    """Draft children side by side, each started or refused."""
+    for ordinal, request in enumerate(children):
+        key = request.key or request.position or str(ordinal)
         place = _Place(
             key=key,
-            awaited=decision.wait and not request.detach,
-            among=len(decision.children) - ordinal,
+            awaited=wait and not request.detach,
+            among=len(children) - ordinal,
+            position=request.position,
+            request_digest=None if request.position is None else child_digest(request),
         )
         failure = _start(draft, request, cards, settings, place)
         if failure is not None:
@@ -71,11 +90,15 @@ def draft_spawn(draft: Draft, decision: Spawn, cards: Cards, settings: EngineSet
                     agent_id=request.agent_id,
                     detached=request.detach,
                     failure=failure,
+                    position=place.position,
+                    request_digest=place.request_digest,
                 )
             )
-    if decision.wait:
-        await_children(draft)
-    settle(draft, retry_in_s=None)
+
+
+def child_digest(request: ChildRequest) -> str:
+    """Return the digest by which the wish for a child is known again."""
+    return digest(request.model_dump(mode="json", exclude={"position"}))
 
 
 def draft_call_child(
@@ -168,6 +191,8 @@ def _start(
             awaited=place.awaited,
             tool_call_id=place.tool_call_id,
             use=_kept(draft, budget),
+            position=place.position,
+            request_digest=place.request_digest,
         )
     )
     return None

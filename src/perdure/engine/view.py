@@ -115,6 +115,7 @@ class RunView:
         """Leave out of the step that was cut off what is made anew or was never answered."""
         self.handoff = None  # the run begins with its own agent
         self.executions, self._records, self._asks = {}, {}, {}
+        self._journal.forget_children()
         if open_step is None or not self.turns or self.turns[-1].step_index != open_step:
             return
         turn, inherited = self.turns[-1], self.snapshot.inherited
@@ -162,6 +163,7 @@ class RunView:
         self._asks[data.interrupt_id] = ask
 
     def _apply_child(self, step: int, data: ChildEvent) -> None:
+        self._journal.note_child(data)
         if data.phase in {"spawned", "refused"}:
             child = ChildRecord(
                 child_run_id=data.child_run_id,

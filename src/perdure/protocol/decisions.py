@@ -113,21 +113,6 @@ class Ask(DecisionBase):
     position: Position | None = None
 
 
-class Operate(DecisionBase):
-    """Everything that the branches of a code agent wait for: calls and questions side by side.
-
-    A question does not hold the step open: it is over when its calls have results. With
-    `for_person` nothing can go on before an answer, and the run waits; with neither calls nor
-    questions `wake_in` lets it sleep without a worker.
-    """
-
-    kind: Literal["operate"] = "operate"
-    calls: tuple[ToolRequest, ...] = Field(default=(), max_length=CALLS_PER_STEP_MAX)
-    asks: tuple[Ask, ...] = Field(default=(), max_length=CALLS_PER_STEP_MAX)
-    for_person: bool = False
-    wake_in: timedelta | None = Field(default=None, ge=timedelta(0), le=timedelta(days=366))
-
-
 class UpdatePlan(DecisionBase):
     """Only revise the plan (`plan` is required)."""
 
@@ -189,6 +174,23 @@ class ChildRequest(Model):
     output_schema: dict[str, JsonValue] | None = None
     metadata: Metadata = Field(default_factory=dict[str, JsonValue])
     tags: tuple[Annotated[str, Field(max_length=200)], ...] = Field(default=(), max_length=50)
+    position: Position | None = None
+
+
+class Operate(DecisionBase):
+    """Everything that the branches of a code agent wait for: calls, children and questions.
+
+    A question does not hold the step open: it is over when its calls and children have results. With
+    `for_person` nothing can go on before an answer, and the run waits; with neither calls nor
+    questions `wake_in` lets it sleep without a worker.
+    """
+
+    kind: Literal["operate"] = "operate"
+    calls: tuple[ToolRequest, ...] = Field(default=(), max_length=CALLS_PER_STEP_MAX)
+    asks: tuple[Ask, ...] = Field(default=(), max_length=CALLS_PER_STEP_MAX)
+    children: tuple[ChildRequest, ...] = Field(default=(), max_length=CALLS_PER_STEP_MAX)
+    for_person: bool = False
+    wake_in: timedelta | None = Field(default=None, ge=timedelta(0), le=timedelta(days=366))
 
 
 class Spawn(DecisionBase):

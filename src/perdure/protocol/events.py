@@ -366,6 +366,8 @@ class ChildEvent(Stored):
     result_ref: BlobRef | None = None
     failure: Failure | None = None
     use: ChildUse | None = None
+    position: str | None = None
+    request_digest: str | None = None
 
 
 class TakeoverEvent(Stored):

@@ -2,10 +2,17 @@
 
 from perdure.agents.code.agent import agent
 from perdure.agents.code.api import Context, ModelAnswer
-from perdure.agents.code.errors import AgentFailed, InterruptExpired, StepFailed, ToolFailed
+from perdure.agents.code.errors import (
+    AgentFailed,
+    ChildFailed,
+    InterruptExpired,
+    StepFailed,
+    ToolFailed,
+)
 
 __all__ = [
     "AgentFailed",
+    "ChildFailed",
     "Context",
     "InterruptExpired",
     "ModelAnswer",

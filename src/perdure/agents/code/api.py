@@ -19,19 +19,20 @@ from typing import Any, Literal, TypeVar, cast
 
 from pydantic import JsonValue
 
-from perdure.agents.code.errors import InterruptExpired, StepFailed, ToolFailed
+from perdure.agents.code.errors import ChildFailed, InterruptExpired, StepFailed, ToolFailed
 from perdure.agents.code.live import LiveFunction, ModelWish, after, whole
 from perdure.engine.context import PlannerContext
 from perdure.engine.journal import NOW, SLEEP, STEP_TOOLS, question_digest
 from perdure.engine.ports import LocalStep
 from perdure.engine.schema import check_schema
+from perdure.engine.spawning import child_digest
 from perdure.engine.values import keep
 from perdure.protocol.codec import clean, digest, digest_bytes, encode
-from perdure.protocol.decisions import Ask, Note, Product, ToolRequest
+from perdure.protocol.decisions import Ask, ChildRequest, Note, Product, ToolRequest
 from perdure.protocol.messages import Message
-from perdure.protocol.policies import RetryPolicy
+from perdure.protocol.policies import Budget, RetryPolicy, Timeouts
 from perdure.protocol.runs import RunFacts
-from perdure.protocol.states import Answer, InterruptKind, OnExpiry, ToolCallStatus
+from perdure.protocol.states import Answer, InterruptKind, OnExpiry, RunState, ToolCallStatus
 from perdure.protocol.values import BLOB_BYTES_MAX, INLINE_BYTES_MAX, NAME_CHARACTERS_MAX
 from perdure.tools.api import ToolError
 from perdure.tools.jobs import copied
@@ -155,6 +156,44 @@ class Context:
         if entry.answer == Answer.APPROVE and recorded.value is None:
             return True
         return whole(recorded)
+
+    async def spawn(
+        self,
+        agent_id: str,
+        input: object = None,
+        *,
+        version: str | None = None,
+        key: str | None = None,
+        detach: bool = False,
+        budget: Budget | None = None,
+        timeouts: Timeouts | None = None,
+        output_schema: dict[str, JsonValue] | None = None,
+    ) -> Any:
+        """Run another agent as a child and return its answer, without holding a worker meanwhile.
+
+        Raises ChildFailed when it failed or could not be started. A detached child goes its own
+        way: its run's id is returned at once, and neither result nor cancel passes between them.
+        """
+        wish = ChildRequest(
+            agent_id=agent_id,
+            version=version,
+            input=clean(input),
+            key=key,
+            detach=detach,
+            budget=budget or Budget(),
+            timeouts=timeouts or Timeouts(),
+            output_schema=output_schema,
+        )
+        branch = self._live.branch()
+        position = branch.take()
+        recorded = self._live.known(position, "child", agent_id, child_digest(wish))
+        if recorded is None or not recorded.entry.done:
+            wish = wish.model_copy(update={"position": position})
+            recorded = await self._live.wait(branch, position, "child", agent_id, wish)
+        entry = recorded.entry
+        if entry.error is None and entry.outcome in {RunState.SUCCEEDED, "spawned"}:
+            return whole(recorded)
+        raise ChildFailed(agent_id, entry.outcome or "", entry.error, whole(recorded))
 
     async def model(
         self,

@@ -1,7 +1,7 @@
 """What the operations of a code agent raise in its function.
 
-`ToolFailed` and its kind `StepFailed`, and `InterruptExpired` are ordinary errors that a function
-may catch. `AgentFailed` is for the author: it ends the run with a code of their choice. `Diverged`
+`ToolFailed` with its kinds `StepFailed` and `ChildFailed`, and `InterruptExpired` are ordinary
+errors that a function may catch. `AgentFailed` is for the author: it ends the run with a code of their choice. `Diverged`
 is no `Exception`, so that a broad `except` does not swallow it; the run fails all the same.
 """
 
@@ -32,6 +32,10 @@ class ToolFailed(Exception):
 
 class StepFailed(ToolFailed):
     """The function of a step raised, as often as it may be tried."""
+
+
+class ChildFailed(ToolFailed):
+    """A child run failed, or could not be started (`status` is then "refused")."""
 
 
 class InterruptExpired(Exception):

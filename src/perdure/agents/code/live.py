@@ -25,7 +25,7 @@ from perdure.engine.context import Entry, OperationKind
 from perdure.engine.journal import SLEEP
 from perdure.engine.ports import LocalStep
 from perdure.protocol.codec import clean
-from perdure.protocol.decisions import Ask, Note, Product, ToolRequest
+from perdure.protocol.decisions import Ask, ChildRequest, Note, Product, ToolRequest
 from perdure.tools.caught import Caught
 from perdure.tools.jobs import copied
 
@@ -52,7 +52,7 @@ class ModelWish:
     timeout_s: float | None = None
 
 
-Wish = ToolRequest | Ask | ModelWish | datetime
+Wish = ToolRequest | Ask | ModelWish | ChildRequest | datetime
 """What a waiting operation wants; a time is that of a sleep's end."""
 
 

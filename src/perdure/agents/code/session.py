@@ -31,6 +31,7 @@ from perdure.engine.values import describe
 from perdure.protocol.decisions import (
     GIVE_UP_CODES,
     Ask,
+    ChildRequest,
     Decision,
     Finish,
     GiveUp,
@@ -345,8 +346,8 @@ class CodeSession:
             if isinstance(item.wish, ModelWish) and item.position not in self._uses
         ]
         sleeps = [item.wish for item in stand.waiting if isinstance(item.wish, datetime)]
-        later = len(calls) > CALLS_PER_STEP_MAX or len(asks) > CALLS_PER_STEP_MAX
-        moving = bool(calls or models or later)
+        children = [item.wish for item in new if isinstance(item.wish, ChildRequest)]
+        moving = bool(calls or children or models or len(asks) > CALLS_PER_STEP_MAX)
         wake_in: timedelta | None = None
         if sleeps and not moving:
             now = self._around.clock.now()
@@ -354,6 +355,7 @@ class CodeSession:
         return Operate(
             calls=tuple(calls[:CALLS_PER_STEP_MAX]),
             asks=tuple(asks[:CALLS_PER_STEP_MAX]),
+            children=tuple(children[:CALLS_PER_STEP_MAX]),
             for_person=not moving and not sleeps,
             wake_in=wake_in,
             records=records,

@@ -115,6 +115,7 @@ FIELD_NOTES: dict[str, str] = {
     "custom.name": "the agent's name for it; names that begin with `perdure.` are the runtime's",
     "model.message_id": "the streamed message that this text is; absent: none counts",
     "model.calls": "the tool calls of a reply that code asked for; what it makes of them is its own",
+    "child.request_digest": "SHA-256 of the wish, by which a code agent's function knows it again",
     "late.attempt": "attempt that the execution belonged to",
     "late.epoch": "cancel epoch that the execution belonged to",
     "resume.outcome": "`answered`, `expired` or `cancelled`",

@@ -7,6 +7,7 @@ from perdure.ops.verify.record import LogLine, RunRecord
 from perdure.protocol.events import (
     ActionEvent,
     ArtifactEvent,
+    ChildEvent,
     CustomEvent,
     InterruptEvent,
     ModelEvent,
@@ -29,31 +30,26 @@ def one_operation_at_a_time(record: RunRecord) -> Found:
     step = -1
     waiting: dict[str, tuple[str, list[tuple[str, int]]]] = {}
     for line in record.log:
-        match line.data:
-            case ResultEvent() as result:
-                waiting.pop(result.tool_call_id, None)
-            case ResumeEvent() as resume:
-                waiting.pop(resume.interrupt_id, None)
-            case _:
-                position = _position_of(line)
-                if position is None:
-                    continue
-                if position in recorded:
-                    yield line.name, f"{position} was recorded by event {recorded[position]}"
-                recorded[position] = line.seq
-                if _MARK in position:
-                    continue
-                if line.step_index != step:  # what one decision records has no order of its own
-                    reached |= new
-                    step = line.step_index
-                path = list(_levels(position))
-                yield from _in_order(line, position, path, reached)
-                for branch, index in path:
-                    new[branch] = max(new.get(branch, -1), index)
-                yield from _alone(line, position, path, waiting)
-                ended_by = _ended_by(line)
-                if ended_by is not None:
-                    waiting[ended_by] = (position, path)
+        waiting.pop(_ends(line) or "", None)
+        position = _position_of(line)
+        if position is None:
+            continue
+        if position in recorded:
+            yield line.name, f"{position} was recorded by event {recorded[position]}"
+        recorded[position] = line.seq
+        if _MARK in position:
+            continue
+        if line.step_index != step:  # what one decision records has no order of its own
+            reached |= new
+            step = line.step_index
+        path = list(_levels(position))
+        yield from _in_order(line, position, path, reached)
+        for branch, index in path:
+            new[branch] = max(new.get(branch, -1), index)
+        yield from _alone(line, position, path, waiting)
+        ended_by = _ended_by(line)
+        if ended_by is not None:
+            waiting[ended_by] = (position, path)
 
 
 def _in_order(
@@ -85,8 +81,20 @@ def _position_of(line: LogLine) -> str | None:
             | ModelEvent(position=position)
             | CustomEvent(position=position)
             | ArtifactEvent(position=position)
+            | ChildEvent(position=position)
         ):
             return position
+        case _:
+            return None
+
+
+def _ends(line: LogLine) -> str | None:
+    """Return the id of the call, question or child whose result an event is."""
+    match line.data:
+        case ResultEvent(tool_call_id=ended) | ResumeEvent(interrupt_id=ended):
+            return ended
+        case ChildEvent(phase="result", child_run_id=child_run_id):
+            return child_run_id
         case _:
             return None
 
@@ -97,6 +105,8 @@ def _ended_by(line: LogLine) -> str | None:
             return tool_call_id
         case InterruptEvent(interrupt_id=interrupt_id):
             return interrupt_id
+        case ChildEvent(phase="spawned", detached=False, child_run_id=child_run_id):
+            return child_run_id
         case _:
             return None
 
