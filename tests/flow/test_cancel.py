@@ -121,7 +121,7 @@ async def test_a_model_that_swallows_a_cancellation_commits_nothing(url: str) ->
 async def test_a_running_tool_does_not_keep_a_cancelled_run(
     url: str, zoo: ToolZoo, tool: str
 ) -> None:
-    """R-9.2, CAN-06, TIM-03: after the grace period the call is given up."""
+    """R-9.2, CAN-06, TIM-03: waiting is over with a cancel: after the grace period the call is given up."""
     agent = once(tool, seconds=30) if tool == "slow" else once(tool)
     async with flow(url, [agent], zoo) as engine:
         run_id = await engine.submit("once")

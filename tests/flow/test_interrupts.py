@@ -173,7 +173,7 @@ async def test_of_opposite_answers_at_once_one_counts(url: str, zoo: ToolZoo) ->
 
 
 async def test_an_answer_after_a_cancel_is_gone(url: str, zoo: ToolZoo) -> None:
-    """CAN-04, HITL-01: cancel closes the question; a later answer changes nothing."""
+    """CAN-04, HITL-01: cancel closes the question; a later answer changes nothing; the thread goes on."""
     async with flow(url, [payer()], zoo) as engine:
         run_id, question = await asked(engine)
         await restarted(engine)
@@ -186,13 +186,18 @@ async def test_an_answer_after_a_cancel_is_gone(url: str, zoo: ToolZoo) -> None:
             await engine.answer(question, Answer.APPROVE)
         assert states(await engine.events(run_id))[-1] == RunState.FAILED
         assert zoo.payments() == []
+        after = await engine.submit("payer", thread_id=row.facts.thread_id)
+        (other,) = await engine.wait_waiting(after)
+        await engine.answer(other.interrupt_id, Answer.APPROVE)
+        await answer_of(engine, after)
 
 
 async def test_one_approval_does_not_cover_the_next_call(url: str, zoo: ToolZoo) -> None:
-    """HITL-03: each call of a tool is asked for by itself."""
+    """HITL-03: each call of a tool is asked for by itself; what is approved are its arguments."""
 
     def twice(context: PlannerContext) -> Decision:
-        return PAY if len(context.turns) < 2 else Finish(answer="paid")
+        amount = len(context.turns) + 1
+        return call("pay", amount=amount) if amount < 3 else Finish(answer="paid")
 
     async with flow(url, [scripted("twice", twice, tools=["pay"])], zoo) as engine:
         run_id = await engine.submit("twice")
@@ -204,7 +209,7 @@ async def test_one_approval_does_not_cover_the_next_call(url: str, zoo: ToolZoo)
         assert len(zoo.payments()) == 1
         await engine.answer(second.interrupt_id, Answer.APPROVE)
         await answer_of(engine, run_id)
-        assert len(zoo.payments()) == 2
+        assert [line["amount"] for line in zoo.payments()] == [1, 2]
 
 
 async def test_allowed_siblings_run_while_a_question_is_open(url: str, zoo: ToolZoo) -> None:
@@ -220,8 +225,9 @@ async def test_allowed_siblings_run_while_a_question_is_open(url: str, zoo: Tool
         await zoo.wait_started("hang")
         assert isinstance(asked_event.data, ApprovalRequestEvent)
         question = asked_event.data.approval_id
-        await engine.answer(question, Answer.APPROVE)
+        assert (await engine.answer(question, Answer.APPROVE)).row.answer == Answer.APPROVE
         await zoo.wait_started("pay")
+        assert zoo.executions == {"pay": 1, "hang": 1}
         zoo.open_gate()
         await answer_of(engine, run_id)
         assert zoo.executions == {"pay": 1, "hang": 1}
@@ -291,7 +297,7 @@ async def test_an_expired_question_that_may_be_denied_tells_the_planner(url: str
 async def test_an_unknown_outcome_is_for_a_person_to_clear(
     url: str, zoo: ToolZoo, answer: Answer, status: ToolCallStatus, payments: int
 ) -> None:
-    """R-5.7, F02, REC-03: never a silent second execution; each answer works."""
+    """R-5.7, F02: never a silent second execution; each answer works."""
     agent = scripted(
         "late",
         lambda context: (

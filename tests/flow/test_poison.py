@@ -10,6 +10,7 @@ from perdure.protocol.agents import AgentCard
 from perdure.protocol.decisions import Decision, Finish
 from perdure.protocol.failures import FailureCode
 from perdure.protocol.states import AttemptEnd, RunState
+from perdure.store.ports import RunFilter
 from perdure.testing.embedded import Embedded
 from tests.flow.test_recovery import SHORT
 from tests.flow.world import flow
@@ -36,7 +37,7 @@ class Beside:
 
 
 async def test_a_run_that_kills_its_workers_costs_its_neighbours_one_attempt(url: str) -> None:
-    """F45, R-10.2: it ends after its own attempts; of 20 others each loses at most one."""
+    """F45, R-10.2, TIM-09: it ends after its own attempts; of 20 others each loses at most one."""
     planner = Beside()
     agent = HostedAgent(card=AgentCard(agent_id="any", version="1"), planner=planner)
     async with flow(url, [agent], settings=SHORT, start=False) as engine:
@@ -59,3 +60,5 @@ async def test_a_run_that_kills_its_workers_costs_its_neighbours_one_attempt(url
             attempts = await engine.core.reader.list_attempts(run_id)
             lost = [one for one in attempts if one.end_reason is AttemptEnd.LEASE_LOST]
             assert len(lost) <= 1
+        listed = await engine.core.reader.list_runs(None, RunFilter(), after=None, limit=50)
+        assert len(listed) == 1 + GOOD, "no work was added anew"

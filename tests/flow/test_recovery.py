@@ -23,7 +23,17 @@ from perdure.protocol.events import (
     Usage,
 )
 from perdure.protocol.runs import waiting_on
-from perdure.protocol.states import Answer, ParkedOn, RunState, ToolCallStatus, WaitingOn
+from perdure.protocol.states import (
+    Answer,
+    InterruptKind,
+    ParkedOn,
+    RunState,
+    ToolCallStatus,
+    WaitingOn,
+)
+from perdure.service.base import Service
+from perdure.service.principal import LOCAL
+from perdure.service.runs import list_runs
 from perdure.testing.embedded import Embedded, call, calls, embedded, scripted, unasked
 from perdure.testing.tools import WRITE, AnyTool, ToolZoo, append_line
 from perdure.tools import ToolContext, tool
@@ -155,7 +165,7 @@ async def test_an_open_call_is_cleared_up_by_what_its_tool_declares(
     executions: int,
     payments: int | None,
 ) -> None:
-    """R-7.6, R-5.7, R-5.6, F02: the same key again, a lookup, or a person; nothing twice."""
+    """R-7.6, R-5.7, R-5.6, F02, REC-03: the same key again, a lookup, or a person; nothing twice."""
     zoo.registry.add(_pay_and_wait(zoo))
     agent = scripted(
         "payer",
@@ -171,6 +181,12 @@ async def test_an_open_call_is_cleared_up_by_what_its_tool_declares(
             event = await engine.wait_event(run_id, "interrupt")
             assert isinstance(event.data, InterruptEvent)
             await engine.wait_waiting(run_id)
+            service = Service(core=engine.core)
+            state = RunState.WAITING_HUMAN
+            (stuck,) = (await list_runs(service, LOCAL, state=state, limit=10)).items
+            assert (stuck.run_id, stuck.waiting_on) == (run_id, WaitingOn.PERSON)
+            assert stuck.open_interrupts == [event.data.interrupt_id]
+            assert event.data.kind is InterruptKind.OUTCOME
             await engine.answer(event.data.interrupt_id, Answer.HAPPENED, external_ref="order-1")
         row = await engine.wait_terminal(run_id)
         assert row.hot.state is RunState.SUCCEEDED

@@ -66,7 +66,7 @@ async def test_a_run_whose_time_is_over_ends_wherever_it_stands(
 
 
 async def test_a_tool_that_takes_too_long_is_told_to_the_planner(url: str, zoo: ToolZoo) -> None:
-    """R-10.4: the tool's time, with its own code and event; the run goes on."""
+    """R-10.4, TIM-03: the tool's time, with its own code and event; the run goes on."""
 
     def decide(context: PlannerContext) -> Decision:
         return Finish(answer="gave up") if context.turns else call("hang")

@@ -177,10 +177,11 @@ async def test_no_acknowledged_commit_is_missing_after_a_restart(
     assert [event.type for event in events].count("custom") == acknowledged
 
 
-# ---------------------------------------------------------------- schema (SCH-02)
+# ---------------------------------------------------------------- schema
 
 
 async def test_columns_added_under_load_disturb_nobody(postgres_own_dsn: str) -> None:
+    """SCH-02: statements prepared before go on after the tables changed."""
     async with PostgresDatabase(postgres_own_dsn) as database:
         held, commit = await warm(database)
         for table in ("runs", "run_state", "events", "threads", "ready"):

@@ -95,7 +95,7 @@ async def test_the_hot_row_is_nearly_always_updated_in_place(postgres_own_dsn: s
     assert row["hot"] / row["all"] > 0.9
 
 
-# ---------------------------------------------------------------- migrations (SCH-06, decision 42)
+# ---------------------------------------------------------------- migrations (decision 42)
 
 
 async def test_several_processes_may_start_at_once_on_an_empty_database(
@@ -116,7 +116,15 @@ async def test_several_processes_may_start_at_once_on_an_empty_database(
 async def test_who_waits_for_a_migration_waits_bounded(
     postgres: LocalPostgres, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """SCH-06: said in the log; a worker that starts meanwhile is open only afterwards."""
     dsn = await anyio.to_thread.run_sync(postgres.create_database, "waiting")
+    started = anyio.Event()
+
+    async def start_worker() -> None:
+        async with PostgresDatabase(dsn) as database:
+            await database.reader.ping()
+            started.set()
+
     other = await asyncpg.connect(dsn)
     lane = Lane(dsn)
     try:
@@ -124,8 +132,15 @@ async def test_who_waits_for_a_migration_waits_bounded(
         with pytest.raises(Unavailable, match="migrating"):
             await migrator.migrate(lane, wait_s=0.1)
         assert "waiting for another process" in caplog.text
-        await other.execute("SELECT pg_advisory_unlock($1)", migrator.LOCK)
-        await migrator.migrate(lane)
+        caplog.clear()
+        async with anyio.create_task_group() as group:
+            group.start_soon(start_worker)
+            while "waiting for another process" not in caplog.text:  # noqa: ASYNC110
+                await anyio.sleep(0.005)
+            assert not started.is_set()
+            await other.execute("SELECT pg_advisory_unlock($1)", migrator.LOCK)
+            with anyio.fail_after(10):
+                await started.wait()
     finally:
         await lane.close()
         await other.close()

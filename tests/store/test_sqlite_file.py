@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import anyio
@@ -17,9 +18,14 @@ from perdure.signals.local import PolledSignals
 from perdure.store.commits import Committed, NewBlob, NewRun
 from perdure.store.migrate import Migration, SchemaRefused, make_migration
 from perdure.store.sqlite import SqliteDatabase
-from perdure.store.sqlite.connection import check_version
+from perdure.store.sqlite.connection import begin_immediate, check_version, connect
 from perdure.store.sqlite.files import NetworkFile, filesystem_of, refuse_network_file
-from perdure.store.sqlite.schema import known_migrations, split_script
+from perdure.store.sqlite.schema import (
+    bring_up_to_date,
+    known_migrations,
+    migrate,
+    split_script,
+)
 from perdure.store.sqlite.transaction import Transaction
 from perdure.store.sqlite.writer import WATCH_S
 from perdure.testing.builders import (
@@ -61,7 +67,7 @@ async def answer_of(process: "subprocess.Popen[str]") -> str:
 @pytest.mark.slow
 @pytest.mark.timeout(90)
 async def test_four_processes_claim_each_run_once(path: Path) -> None:
-    """R-12.1."""
+    """R-12.1, DUP-10."""
     async with SqliteDatabase(path) as database:
         async with anyio.create_task_group() as tasks:
             for _ in range(500):
@@ -307,6 +313,41 @@ async def test_a_newer_release_migrates_and_an_older_one_refuses_to_start(path: 
         await opened(path, known)
     assert f"version {len(known) + 1}" in str(refusal.value)
     assert f"version {len(known)}:" in str(refusal.value)
+
+
+async def test_who_waits_for_a_migration_waits_bounded_and_then_starts(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """SCH-06: longer than any write waits for the file; said in the log; open only afterwards."""
+    monkeypatch.setattr("perdure.store.sqlite.connection.BUSY_MS", 20)
+    monkeypatch.setattr("perdure.store.sqlite.connection.BUSY_DEADLINE_S", 0.02)
+    other = connect(path)
+    begin_immediate(other)
+    known = known_migrations()
+    with closing(connect(path)) as mine, pytest.raises(sqlite3.OperationalError):
+        bring_up_to_date(mine, known, 0, wait_s=0.05)
+    assert caplog.text.count("waiting for another process") == 1
+    started = anyio.Event()
+
+    async def start_worker() -> None:
+        async with SqliteDatabase(path) as database:
+            await database.reader.ping()
+            started.set()
+
+    caplog.clear()
+    async with anyio.create_task_group() as group:
+        group.start_soon(start_worker)
+        while not caplog.text:  # noqa: ASYNC110  # the log has no event
+            await anyio.sleep(0.005)
+        migrate(other, known, 0)
+        assert not started.is_set()
+        other.execute("COMMIT")
+        with anyio.fail_after(5):
+            await started.wait()
+    begin_immediate(other)
+    async with SqliteDatabase(path) as database:  # what lacks nothing waits for nobody
+        await database.reader.ping()
+        other.close()
 
 
 async def test_a_migration_with_another_text_is_refused(path: Path) -> None:

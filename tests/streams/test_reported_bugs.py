@@ -1,15 +1,17 @@
-"""Reported bugs of group STR that need no deltas, on both databases (R-6.3, R-6.4)."""
+"""Reported cases of streams and of answers that get lost, on both databases (R-6.3, R-6.4)."""
 
 import json
 from collections.abc import AsyncGenerator
 from typing import Any
 
 import anyio
+import httpx2
 import pytest
 
 from perdure.server.settings import ServerSettings
 from perdure.testing.sse_client import SseClient, SseEvent, StreamInterrupted, follow_to_the_end
 from perdure.testing.tcp_proxy import TcpProxy, tcp_proxy
+from tests.flow.rows import Rows
 from tests.server.world import World, free_port, open_world
 from tests.streams.crowd import assert_exact, stored_log
 
@@ -52,6 +54,7 @@ def types(events: list[SseEvent]) -> list[str]:
 
 
 async def test_str_01_what_was_sent_while_away_comes_after_a_restart(url: str) -> None:
+    """STR-01: another server goes on from the last id that was seen, exactly."""
     async with open_world(serve=True, url=url) as first:
         run = await first.start("asker")
         await first.until(run["run_id"], "waiting_human")
@@ -71,6 +74,7 @@ async def test_str_01_what_was_sent_while_away_comes_after_a_restart(url: str) -
 async def test_str_02_a_viewer_that_leaves_takes_nothing_from_others_or_itself(
     world: World,
 ) -> None:
+    """STR-02: whoever stays misses nothing, and neither does who comes back."""
     run = await world.start("asker")
     await world.until(run["run_id"], "waiting_human")
     leaver, stayer = world.events_of(run["run_id"]), world.events_of(run["run_id"])
@@ -89,6 +93,7 @@ async def test_str_02_a_viewer_that_leaves_takes_nothing_from_others_or_itself(
 async def test_str_03_a_stream_closed_politely_half_way_is_not_a_finished_run(
     world: World, proxy: TcpProxy
 ) -> None:
+    """STR-03: only the terminal event is the end; a clean close is an interruption."""
     run = await world.start("echo", {"times": 2}, wait=5)
     client = through(proxy, run)
     proxy.events_max = 3
@@ -110,6 +115,7 @@ async def test_str_03_a_stream_closed_politely_half_way_is_not_a_finished_run(
 async def test_str_06_heartbeats_keep_an_idle_stream_open_through_a_balancer(
     world: World, proxy: TcpProxy
 ) -> None:
+    """STR-06: comments come before a balancer loses its patience."""
     assert ServerSettings().sse_heartbeat_s <= 15
     run = await world.start("asker")
     await world.until(run["run_id"], "waiting_human")
@@ -126,6 +132,7 @@ async def test_str_06_heartbeats_keep_an_idle_stream_open_through_a_balancer(
 async def test_str_06_a_client_that_was_cut_while_idle_comes_again(
     world: World, proxy: TcpProxy, is_polite: bool
 ) -> None:
+    """STR-06: cut all the same, politely or not, the client resumes."""
     run = await world.start("asker")
     await world.until(run["run_id"], "waiting_human")
     proxy.idle_s, proxy.is_polite = HEARTBEAT_S / 2, is_polite
@@ -147,6 +154,7 @@ async def test_str_06_a_client_that_was_cut_while_idle_comes_again(
 async def test_str_07_a_reset_of_the_only_viewer_cancels_nothing(
     world: World, proxy: TcpProxy
 ) -> None:
+    """STR-07: the run goes on and its log knows of no cancel."""
     proxy.is_polite, proxy.events_max = False, 4
     run = await world.start("walker", {"times": 4, "seconds": 0.05})
     async with through(proxy, run).connect() as stream:
@@ -160,6 +168,7 @@ async def test_str_07_a_reset_of_the_only_viewer_cancels_nothing(
 
 
 async def test_str_09_one_subscription_lasts_through_a_pause(world: World) -> None:
+    """STR-09: what comes after the answer comes on the same connection."""
     run = await world.start("asker")
     seen: list[SseEvent] = []
     async with world.events_of(run["run_id"]).connect() as stream:
@@ -180,6 +189,7 @@ async def test_str_09_one_subscription_lasts_through_a_pause(world: World) -> No
 async def test_str_10_an_error_ends_as_failed_with_a_code_and_nothing_after(
     world: World,
 ) -> None:
+    """STR-10: no success is made up at the end of a stream."""
     run = await world.start("broken")
     with anyio.fail_after(10):
         seen = await follow_to_the_end(world.events_of(run["run_id"]))
@@ -194,6 +204,7 @@ async def test_str_10_an_error_ends_as_failed_with_a_code_and_nothing_after(
 async def test_str_11_a_question_asked_before_anyone_listened_is_seen_by_both_ways(
     url: str,
 ) -> None:
+    """STR-11: the log has it from the start, the snapshot for who looks from now on."""
     async with open_world(serve=True, url=url) as first:
         run = await first.start("asker")
         await first.until(run["run_id"], "waiting_human")
@@ -217,3 +228,60 @@ async def test_str_11_a_question_asked_before_anyone_listened_is_seen_by_both_wa
         await assert_whole(world, run, early)
         assert late == early[snapshot["last_seq"] :]
         assert json.loads(late[0].data)["type"] == "resume"
+
+
+async def test_dup_01_a_create_whose_answer_was_lost_is_one_run(
+    world: World, proxy: TcpProxy, url: str
+) -> None:
+    """DUP-01: the same key again gets the same run, says so, and queues nothing more."""
+    body, key = {"input": None}, {"Idempotency-Key": "order-1"}
+    proxy.loses_answers = 1
+    base = f"http://127.0.0.1:{proxy.port}"
+    async with httpx2.AsyncClient(base_url=base, headers=key) as client:
+        with pytest.raises(httpx2.TransportError):
+            await client.post("/v1/agents/asker/run", json=body)
+        again = await client.post("/v1/agents/asker/run", json=body)
+    assert again.status_code == 202, again.text
+    assert again.headers["Idempotency-Replayed"] == "true"
+    run_id = again.json()["run_id"]
+    assert [run["run_id"] for run in (await world.get("/v1/runs"))["items"]] == [run_id]
+    await world.until(run_id, "waiting_human")
+    attempts = await world.core.reader.list_attempts(run_id)
+    assert (len(attempts), Rows(url).count("runs"), Rows(url).count("ready")) == (1, 1, 0)
+
+
+async def test_hitl_05_a_viewer_that_leaves_at_the_question_cancels_nothing(
+    world: World,
+) -> None:
+    """HITL-05: the call that asked goes on with its approval, whoever watched."""
+    run = await world.start("publisher", {})
+    async with world.events_of(run["run_id"]).connect() as stream:
+        event = await stream.next()
+        while event is not None and event.json()["type"] != "approval_request":
+            event = await stream.next()
+    waiting = await world.until(run["run_id"], "waiting_human")
+    assert waiting["cancel_epoch"] == 0
+    reply = await world.http.post(f"/v1/runs/{run['run_id']}/resolve", json={"answer": "approve"})
+    assert reply.status_code == 200, reply.text
+    done = await world.until(run["run_id"], "succeeded", "failed")
+    assert (done["state"], done["answer"]) == ("succeeded", "published")
+    seen = await follow_to_the_end(world.events_of(run["run_id"]))
+    await assert_whole(world, run, seen)
+    assert "cancel" not in types(seen)
+
+
+async def test_tim_07_a_wait_for_the_next_event_can_have_a_limit(world: World) -> None:
+    """TIM-07: it ends in time, and the same stream goes on afterwards."""
+    run = await world.start("asker")
+    await world.until(run["run_id"], "waiting_human")
+    seen: list[SseEvent] = []
+    async with world.events_of(run["run_id"]).connect() as stream:
+        for _ in range(2):
+            with anyio.move_on_after(0.15) as limit:
+                while (event := await stream.next()) is not None:
+                    seen.append(event)
+            assert limit.cancelled_caught
+        await answer(world, run)
+        with anyio.fail_after(5):
+            seen += await stream.rest()
+    await assert_whole(world, run, seen)

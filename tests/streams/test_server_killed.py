@@ -1,4 +1,4 @@
-"""API processes that are killed (F07, R-6.4), and several over one database (A6, R-3.2, DUP-02)."""
+"""API processes that are killed (F07, R-6.4), and several over one database (A6, R-3.2)."""
 
 import signal
 from pathlib import Path
@@ -46,6 +46,7 @@ async def ended(api: ApiProcess, run_id: str) -> dict[str, Any]:
 async def test_f07_a_create_whose_server_dies_is_repeated_elsewhere_without_a_second_run(
     url: str, tmp_path: Path, when: When
 ) -> None:
+    """F07, DUP-01: before and after it is durable, and with only the answer lost."""
     report = tmp_path / "report"
     plan = Plan(boundary=Boundary.CREATE, when=when, report=report)
     async with serving(url, tmp_path) as other:
@@ -128,6 +129,7 @@ async def assert_whole(url: str, run_id: str, seen: list[SseEvent]) -> None:
 async def test_a6_fifty_requests_at_two_servers_under_one_key_are_one(
     url: str, tmp_path: Path
 ) -> None:
+    """A6, DUP-02: one run, one thread, one message; the same id in every answer."""
     async with serving(url, tmp_path) as one, serving(url, tmp_path) as two:
         await until_served(one)
         runs = await storm(one, two, "/v1/agents/echo/run", BODY)

@@ -71,6 +71,7 @@ async def test_async_tools_run_there_too(runner: LocalToolRunner) -> None:
 async def test_an_exit_after_the_start_is_an_unknown_outcome_for_a_side_effect(
     runner: LocalToolRunner, tmp_path: Path
 ) -> None:
+    """TIM-01: nobody knows whether it happened."""
     args = {"journal": str(tmp_path / "journal"), "amount": 5, "then": "exit"}
     outcome = await runner.invoke(invocation_of(zoo.process_pay.spec, args, timeout_s=15))
     assert outcome.result.status is ToolCallStatus.UNKNOWN
@@ -82,6 +83,7 @@ async def test_an_exit_after_the_start_is_an_unknown_outcome_for_a_side_effect(
 async def test_an_exit_of_a_reading_tool_is_unavailable_and_the_next_call_works(
     runner: LocalToolRunner, tmp_path: Path
 ) -> None:
+    """TIM-01: told at once, long before its time is over."""
     args = {"then": "exit", "started": str(tmp_path / "started")}
     outcome = await runner.invoke(invocation_of(zoo.process_read.spec, args, timeout_s=15))
     assert code_of(outcome) is FailureCode.TOOL_UNAVAILABLE

@@ -209,6 +209,7 @@ async def test_a_finished_neighbour_of_a_blocking_tool_gets_its_result(zoo: Tool
 async def test_twenty_hung_threads_end_their_calls_and_the_worker_asks_to_be_recycled(
     zoo: ToolZoo,
 ) -> None:
+    """TIM-06: hung threads are lost slots, which are counted and not worked with."""
     async with LocalToolRunner(zoo.registry, slots_max=10, lost_slots_max=20) as runner:
         outcomes: list[ToolOutcome] = []
 

@@ -18,7 +18,6 @@ from perdure.protocol.base import from_micros
 from perdure.store.migrate import Migration
 from perdure.store.sqlite.connection import (
     Synchronous,
-    begin_immediate,
     check_version,
     connect_writer,
     translate,
@@ -26,7 +25,7 @@ from perdure.store.sqlite.connection import (
 from perdure.store.sqlite.files import refuse_network_file
 from perdure.store.sqlite.reader import SqliteReader
 from perdure.store.sqlite.readers import Readers
-from perdure.store.sqlite.schema import known_migrations, migrate
+from perdure.store.sqlite.schema import bring_up_to_date, known_migrations
 from perdure.store.sqlite.store import SqliteStore
 from perdure.store.sqlite.writer import Writer
 
@@ -94,12 +93,9 @@ class SqliteDatabase:
         self._writer.start(connection)
 
     def _migrated(self) -> sqlite3.Connection:
-        """Apply what the file lacks, under its write lock; the first process does it for all."""
         connection = connect_writer(self._path, self._synchronous)
         try:
-            begin_immediate(connection)
-            migrate(connection, self._migrations, time.time_ns() // 1000)
-            connection.execute("COMMIT")
+            bring_up_to_date(connection, self._migrations, time.time_ns() // 1000)
         except BaseException:
             connection.close()
             raise

@@ -1,12 +1,25 @@
-"""Applying migrations to a file, or refusing to start on it."""
+"""Applying migrations to a file, or refusing to start on it.
 
+Several processes may start at once: one migrates under the file's write lock, the others wait,
+bounded, and say so in the log. A file that lacks nothing is opened without that lock.
+"""
+
+import logging
 import sqlite3
+import time
 from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from typing import Final
 
 from perdure.store.migrate import Applied, Migration, plan_migrations, read_migrations
+from perdure.store.sqlite.connection import begin_immediate, is_busy
 
+log = logging.getLogger(__name__)
+
+WAIT_S: Final = 300.0
+_LOG_EVERY_S: Final = 10.0
+
+_HAS_TABLE: Final = "SELECT count(*) FROM sqlite_schema WHERE name = 'schema_migrations'"
 _LIST: Final = "SELECT version, name, checksum FROM schema_migrations ORDER BY version"
 _RECORD: Final = (
     "INSERT INTO schema_migrations (version, name, checksum, applied_at) VALUES (?, ?, ?, ?)"
@@ -43,6 +56,41 @@ def pending_migrations(
     rows = connection.execute(_LIST).fetchall()
     applied = [Applied(version=row[0], name=row[1], checksum=row[2]) for row in rows]
     return plan_migrations(known, applied)
+
+
+def bring_up_to_date(
+    connection: sqlite3.Connection,
+    known: Sequence[Migration],
+    now: int,
+    *,
+    wait_s: float = WAIT_S,
+) -> None:
+    """Apply what the file lacks, in one transaction; the first process does it for all.
+
+    Raises SchemaRefused, and the driver's error when another process kept the file for too long.
+    """
+    has_table = connection.execute(_HAS_TABLE).fetchone()[0]
+    if has_table and not pending_migrations(connection, known):
+        return
+    _wait_for_turn(connection, wait_s)
+    migrate(connection, known, now)
+    connection.execute("COMMIT")
+
+
+def _wait_for_turn(connection: sqlite3.Connection, wait_s: float) -> None:
+    started, logged = time.monotonic(), 0.0
+    while True:
+        try:
+            begin_immediate(connection, 0.0)
+        except sqlite3.OperationalError as error:
+            waited_s = time.monotonic() - started
+            if not is_busy(error) or waited_s >= wait_s:
+                raise
+            if waited_s >= logged:
+                log.warning("waiting for another process that migrates the file")
+                logged = waited_s + _LOG_EVERY_S
+        else:
+            return
 
 
 def migrate(connection: sqlite3.Connection, known: Sequence[Migration], now: int) -> None:
