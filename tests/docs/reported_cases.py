@@ -42,7 +42,7 @@ def _data() -> dict[str, Any]:
         return tomllib.load(file)
 
 
-def tests_of(cited: dict[str, list[Test]], name: str) -> list[Test]:
+def proofs_of(cited: dict[str, list[Test]], name: str) -> list[Test]:
     """Return the tests that cite a case; a module's own docstring proves nothing by itself."""
     return [test for test in cited.get(name, []) if test.name]
 
@@ -63,7 +63,7 @@ def page() -> str:
         parts.append(f"\n## {group}: {title}\n\n| case | what | tests |\n|---|---|---|\n")
         for name, case in cases.items():
             if name.startswith(f"{group}-"):
-                tests = "<br>".join(f"`{test}`" for test in tests_of(cited, name))
+                tests = "<br>".join(f"`{test}`" for test in proofs_of(cited, name))
                 notes = [
                     f"Cannot apply yet: {case.reason}." if case.reason else "",
                     f"Waits: {case.waits}." if case.waits else "",

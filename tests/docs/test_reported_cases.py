@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.docs.reported_cases import COMMAND, PAGE, load_cases, load_groups, page, tests_of
+from tests.docs.reported_cases import COMMAND, PAGE, load_cases, load_groups, page, proofs_of
 from tests.docs.spec_coverage import citations
 
 CASES = load_cases()
@@ -11,7 +11,7 @@ _CITED = citations()
 
 @pytest.mark.parametrize("name", list(CASES))
 def test_a_case_has_a_test_or_a_reason(name: str) -> None:
-    has_test, has_reason = bool(tests_of(_CITED, name)), bool(CASES[name].reason)
+    has_test, has_reason = bool(proofs_of(_CITED, name)), bool(CASES[name].reason)
     assert has_test is not has_reason, f"{name}: a test that cites it, or a reason, and not both"
 
 
