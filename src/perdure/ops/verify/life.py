@@ -139,7 +139,9 @@ _CLOSED_BLINDLY = frozenset({FailureCode.CHECKPOINT_INCOMPATIBLE, FailureCode.RU
 )
 def versions_grow(record: RunRecord) -> Found:
     highest = 0
-    allowed = _ANY_RELEASE | (_OF_A_CLOSING if record.hot.code in _CLOSED_BLINDLY else frozenset())
+    allowed = _ANY_RELEASE
+    if record.hot.code in _CLOSED_BLINDLY:
+        allowed |= _OF_A_CLOSING
     for line in record.log:
         if line.schema_version < highest and line.type not in allowed:
             yield line.name, f"version {line.schema_version} follows version {highest}"
