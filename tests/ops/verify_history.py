@@ -16,6 +16,7 @@ import anyio
 from pydantic import JsonValue
 
 from perdure.agents.code import Context, agent
+from perdure.engine.breakpoints import continue_run
 from perdure.engine.context import PlannerContext
 from perdure.engine.ports import HostedAgent, PlannerFailure
 from perdure.protocol.decisions import (
@@ -204,6 +205,7 @@ def agents() -> list[HostedAgent]:
         scripted("buggy", _Bug()),
         scripted("wrong", [call("nothing", x=1), call("echo", wrong=1), DONE], tools=["echo"]),
         scripted("idle", [DONE]),
+        scripted("paused", [call("echo", value=1), DONE], tools=["echo"]),
         scripted("spoken", _spoken, tools=["echo"]),
         coded,
         scripted("family", _family()),
@@ -248,6 +250,17 @@ async def make_history(path: Path, journal: Path) -> History:
 
 async def _ended(engine: Embedded, runs: Runs) -> None:
     """Runs that end by themselves."""
+    runs["paused"] = await engine.submit("paused", breakpoints=[{"at": "before_tool"}])
+    (pause,) = await engine.wait_waiting(runs["paused"])
+    await continue_run(
+        engine.core,
+        engine.tenant_id,
+        runs["paused"],
+        pause.interrupt_id,
+        mode="next",
+        by="ada",
+    )
+    await engine.wait_terminal(runs["paused"])
     runs["spoken"] = await engine.submit("spoken", stream=True)
     await engine.wait_terminal(runs["spoken"])
     for name in ("plain", "artist", "big", "wobbly", "napping", "stumbling", "wrong", "idle"):

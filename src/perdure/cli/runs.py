@@ -16,16 +16,19 @@ from perdure.ops.output import (
 from perdure.ops.timeline import line_of
 from perdure.protocol.base import format_time
 from perdure.protocol.codec import decode
+from perdure.protocol.errors import Conflict
 from perdure.protocol.runs import Run, RunOptions
-from perdure.protocol.states import CancelAction, RunState
+from perdure.protocol.states import CancelAction, InterruptKind, InterruptStatus, RunState
 from perdure.service import branches as service_branches
 from perdure.service import runs as service_runs
 from perdure.service.base import Service, Slice
 from perdure.service.branches import RetryRequest
 from perdure.service.events import EncodedEvent, as_view, follow_run, read_page, starting_point
 from perdure.service.principal import LOCAL
+from perdure.service.runs import ContinueRequest
 from perdure.service.tool_calls import list_tool_calls
 from perdure.service.views import ToolCallView
+from perdure.store.ports import InterruptFilter
 
 app = typer.Typer()
 
@@ -214,6 +217,38 @@ def _print_new_run(run: Run, json: bool) -> None:
         print_json(run)
     else:
         print_fields([("run", run.run_id), ("thread", run.thread_id), ("status", run.status)])
+
+
+@app.command("continue")
+def continue_(
+    run: RunArgument,
+    step: Annotated[
+        bool, typer.Option("--step", help="Only to the end of one step, not to a breakpoint.")
+    ] = False,
+    db: Db = None,
+    json: Json = False,
+) -> None:
+    """Let a run that is paused at a breakpoint go on. This answers and approves nothing."""
+
+    async def work(service: Service) -> Run:
+        where = InterruptFilter(status=InterruptStatus.PENDING, run_id=run)
+        found = await service.reader.list_interrupts(
+            LOCAL.tenant_id, where, after=None, limit=_PAGE
+        )
+        paused = [row for row in found if row.kind is InterruptKind.BREAKPOINT]
+        if not paused:
+            await service_runs.get_run(service, LOCAL, run)
+            raise Conflict("the run is not paused at a breakpoint")
+        request = ContinueRequest(
+            interrupt_id=paused[0].interrupt_id, mode="step" if step else "next"
+        )
+        return await service_runs.continue_run(service, LOCAL, run, request)
+
+    found = on_service(db, work)
+    if json:
+        print_json(found)
+    else:
+        print_fields([("run", found.run_id), ("status", found.status)])
 
 
 def fields_of_run(run: Run) -> list[tuple[str, object]]:

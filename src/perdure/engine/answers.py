@@ -113,6 +113,8 @@ def _replay(row: InterruptRow, reply: Reply) -> Answered:
 
 def _check_kind(kind: InterruptKind, reply: Reply) -> None:
     allowed = ANSWERS[kind]
+    if kind is InterruptKind.BREAKPOINT:
+        raise Invalid("a breakpoint takes no answer: continue its run", field="/answer")
     if reply.answer not in allowed:
         raise Invalid(f"an interrupt of kind {kind} takes {', '.join(allowed)}", field="/answer")
     if reply.answer is Answer.EDIT and reply.args is None:

@@ -223,7 +223,9 @@ class Draft:
         if self.view.snapshot.state is not RunState.WAITING_HUMAN:
             return None
         kinds = [item.kind for item in self.view.snapshot.open_interrupts.values()]
-        return InterruptKind.AUTH if InterruptKind.AUTH in kinds else kinds[0]
+        if InterruptKind.AUTH in kinds:
+            return InterruptKind.AUTH
+        return next((kind for kind in kinds if kind is not InterruptKind.BREAKPOINT), kinds[0])
 
     @property
     def reports_to(self) -> str | None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import anyio
 
+from perdure.engine.breakpoints import is_held
 from perdure.engine.closing import invocation_of
 from perdure.engine.draft import Draft
 from perdure.engine.fold import OpenCall
@@ -157,7 +158,7 @@ class Effects:
         for call in view.runnable_calls():
             if alone or len(chosen) >= free:
                 break
-            if self.retry_at.get(call.tool_call_id, 0) > now:
+            if self.retry_at.get(call.tool_call_id, 0) > now or is_held(view, call):
                 continue
             spec = self._spec_of(call)
             if spec is None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import JsonValue
 
+from perdure.protocol.breakpoints import BREAKPOINTS_EVENT_NAME, Breakpoint
 from perdure.protocol.codec import digest
 from perdure.protocol.events import (
     ActionEvent,
@@ -167,6 +168,9 @@ class RunSnapshot:
     agent_state_digest: str = ""
     history_position: int | None = None
     last_failure: Failure | None = None
+    breakpoints: tuple[Breakpoint, ...] | None = None
+    passed: set[str] = field(default_factory=set[str])
+    single_step: bool = False
 
 
 def fold(snapshot: RunSnapshot, seq: int, data: EventData | Unknown) -> None:
@@ -330,6 +334,10 @@ def _fold_resume(snapshot: RunSnapshot, data: ResumeEvent) -> None:
     question = snapshot.open_interrupts.pop(data.interrupt_id, None)
     value = digest(data.value) if data.value is not None else None
     _chain(snapshot, "resume", data.interrupt_id, data.outcome, data.answer, value)
+    if question is not None and question.kind is InterruptKind.BREAKPOINT:
+        snapshot.passed.add(question.key or "")
+        snapshot.single_step = data.answer == Answer.STEP
+        return
     rejects = data.outcome == "answered" and data.answer == Answer.REJECT
     if data.outcome == "answered" and data.tool_call_id is None and not rejects:
         snapshot.answered_in_step = True
@@ -364,6 +372,7 @@ def _fold_model(snapshot: RunSnapshot, data: ModelEvent) -> None:
 def _fold_step(snapshot: RunSnapshot, data: StepEvent) -> None:
     snapshot.step_open = False
     snapshot.step_calls = {}
+    snapshot.passed.clear()
     snapshot.answered_in_step = False
     snapshot.step_first_seq = None
     snapshot.step_index = data.index + 1
@@ -465,6 +474,8 @@ def _fold_custom(snapshot: RunSnapshot, data: CustomEvent) -> None:
     if data.name == STATE_EVENT_NAME:
         snapshot.agent_state = data.value
         snapshot.agent_state_digest = digest(data.value)
+    elif data.name == BREAKPOINTS_EVENT_NAME and isinstance(data.value, list):
+        snapshot.breakpoints = tuple(Breakpoint.model_validate(point) for point in data.value)
 
 
 _FOLDERS: dict[type, Callable[[RunSnapshot, Any], None]] = {

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from perdure.engine.breakpoints import open_due
 from perdure.engine.closing import close_run, end_transition
 from perdure.engine.draft import Draft
 from perdure.engine.fold import RunSnapshot
@@ -27,7 +28,9 @@ def settle(draft: Draft, *, retry_in_s: float | None) -> None:
     snapshot = draft.view.snapshot
     if snapshot.rejected is not None:
         fail(draft, rejection(snapshot))
-    elif any(question.position is None for question in snapshot.open_interrupts.values()):
+        return
+    open_due(draft)
+    if any(question.position is None for question in snapshot.open_interrupts.values()):
         wait_for_person(draft)
     elif waits_for_children(snapshot):
         draft.note_step(StepStatus.WAITING)

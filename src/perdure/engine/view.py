@@ -39,7 +39,7 @@ from perdure.protocol.events import (
 from perdure.protocol.failures import Failure
 from perdure.protocol.messages import Message
 from perdure.protocol.runs import Counters, RunFacts, RunRow
-from perdure.protocol.states import Answer, ToolCallStatus
+from perdure.protocol.states import Answer, InterruptKind, ToolCallStatus
 from perdure.protocol.tools import ToolSpec
 
 
@@ -91,6 +91,8 @@ class RunView:
             case ResultEvent():
                 self._apply_result(data)
                 self._journal.close(data)
+            case InterruptEvent(kind=InterruptKind.BREAKPOINT):
+                pass
             case InterruptEvent() if data.tool_call_id is None:
                 self._apply_ask(step, data)
                 self._journal.note(data)

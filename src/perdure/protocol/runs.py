@@ -11,6 +11,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, JsonValue
 
 from perdure.protocol.base import Model, Stored, Time
+from perdure.protocol.breakpoints import BREAKPOINTS_MAX, Breakpoint
 from perdure.protocol.codec import encode
 from perdure.protocol.failures import Failure, FailureCode
 from perdure.protocol.policies import (
@@ -100,6 +101,9 @@ class RunOptions(Model):
         default=5, ge=1, le=1000, description="same tool and arguments, in a row or not"
     )
     corrections_max: int = Field(default=3, ge=0, le=100, description="invalid calls in a row")
+    breakpoints: tuple[Breakpoint, ...] = Field(
+        default=(), max_length=BREAKPOINTS_MAX, description="where the run pauses for debugging"
+    )
     stream: bool = Field(
         default=False,
         description="show the text of model replies as it comes, in `delta` events and live frames",
@@ -273,6 +277,8 @@ def next_actions(hot: RunHot) -> list[NextAction]:
         return [NextAction.RETRY] if may_retry else []
     if status is RunStatus.AUTH_REQUIRED:
         return [NextAction.AUTHORISE, NextAction.CANCEL]
+    if hot.waiting_kind is InterruptKind.BREAKPOINT and status is RunStatus.INPUT_REQUIRED:
+        return [NextAction.CONTINUE, NextAction.CANCEL]
     if hot.open_interrupts > 0 and status is not RunStatus.CANCEL_REQUESTED:
         return [NextAction.ANSWER_INTERRUPT, NextAction.CANCEL]
     if status is RunStatus.CANCEL_REQUESTED:

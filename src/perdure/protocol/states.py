@@ -179,6 +179,8 @@ class Answer(StrEnum):
     HAPPENED = "happened"
     RETRY = "retry"
     SKIP = "skip"
+    CONTINUE = "continue"
+    STEP = "step"
 
 
 ANSWERS: dict[InterruptKind, tuple[Answer, ...]] = {
@@ -186,9 +188,9 @@ ANSWERS: dict[InterruptKind, tuple[Answer, ...]] = {
     InterruptKind.INPUT: (Answer.RESPOND, Answer.REJECT),
     InterruptKind.AUTH: (Answer.RESPOND, Answer.REJECT),
     InterruptKind.OUTCOME: (Answer.HAPPENED, Answer.RETRY, Answer.SKIP),
-    InterruptKind.BREAKPOINT: (Answer.RESPOND,),
+    InterruptKind.BREAKPOINT: (),
 }
-"""Which answers each kind of interrupt takes."""
+"""Which answers each kind of interrupt takes; a run at a breakpoint is continued (R-8.4)."""
 
 
 class OnExpiry(StrEnum):
@@ -254,6 +256,7 @@ class NextAction(StrEnum):
 
     ANSWER_INTERRUPT = "answer_interrupt"
     AUTHORISE = "authorise"
+    CONTINUE = "continue"
     CANCEL = "cancel"
     WAIT = "wait"
     RETRY = "retry"

@@ -1,18 +1,21 @@
 """Runs: create, look, list, wait, cancel."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from pydantic import Field, JsonValue
 
+from perdure.engine.breakpoints import continue_run as continue_paused
 from perdure.engine.cancel import cancel_run as engine_cancel
 from perdure.engine.feed import wait_for_end
 from perdure.engine.submit import RunOrder, submit_run
 from perdure.protocol.base import Model
+from perdure.protocol.breakpoints import BREAKPOINTS_MAX, Breakpoint
 from perdure.protocol.codec import digest
 from perdure.protocol.errors import Forbidden, Invalid, Malformed, NotFound
 from perdure.protocol.events import DamagedEvent, StateEvent
 from perdure.protocol.failures import MEANING, Failure
-from perdure.protocol.ids import THREAD
+from perdure.protocol.ids import INTERRUPT, THREAD
 from perdure.protocol.runs import (
     Run,
     RunContext,
@@ -202,6 +205,39 @@ async def cancel_run(
     wish = CancelWish(action=action, by=principal.name, source=source, reason=reason)
     row = await engine_cancel(service.core, principal.tenant_id, row.facts.run_id, wish)
     return await view_of(service, row)
+
+
+class ContinueRequest(Model):
+    """How a run that is paused at a breakpoint goes on."""
+
+    interrupt_id: str = Field(description="the breakpoint it is paused at")
+    mode: Literal["next", "step"] = Field(
+        default="next", description="to the next breakpoint, or to the end of one step"
+    )
+    breakpoints: tuple[Breakpoint, ...] | None = Field(
+        default=None, max_length=BREAKPOINTS_MAX, description="replace those of the run"
+    )
+
+
+async def continue_run(
+    service: Service, principal: Principal, run_id: str, request: ContinueRequest
+) -> Run:
+    """Let a run that is paused at a breakpoint go on; the same request again changes nothing.
+
+    Raises NotFound, Conflict (not a breakpoint), AlreadyAnswered (continued otherwise), Gone.
+    """
+    row = await own_run(service, principal, run_id)
+    known(INTERRUPT, request.interrupt_id, "interrupt")
+    await continue_paused(
+        service.core,
+        principal.tenant_id,
+        row.facts.run_id,
+        request.interrupt_id,
+        mode=request.mode,
+        by=principal.name,
+        breakpoints=request.breakpoints,
+    )
+    return await get_run(service, principal, run_id)
 
 
 async def view_of(service: Service, row: RunRow, *, whole: bool = False) -> Run:

@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from perdure.bindings.native.starting import RUN_EXAMPLE, STARTED, ended_or_not, start_run
 from perdure.protocol.base import Model
-from perdure.protocol.ids import RUN, THREAD
+from perdure.protocol.ids import INTERRUPT, RUN, THREAD
 from perdure.protocol.runs import Run
 from perdure.protocol.states import TERMINAL, CancelAction, RunState
 from perdure.server.asgi import StrictRoute
@@ -17,7 +17,7 @@ from perdure.server.idempotency import NaturalKey, RunKey
 from perdure.server.openapi import may_answer
 from perdure.server.paging import LIMIT_DEFAULT, After, Limit, read_id, write_cursor
 from perdure.service import runs
-from perdure.service.runs import RunRequest
+from perdure.service.runs import ContinueRequest, RunRequest
 from perdure.service.views import Page
 
 router = APIRouter(prefix="/v1", route_class=StrictRoute, tags=["runs"])
@@ -134,3 +134,25 @@ async def cancel_run(
     )
     run = await ended_or_not(call, run, wait)
     return one(run, 200 if run.state in TERMINAL else 202)
+
+
+@router.post(
+    "/runs/{run_id}/continue",
+    operation_id="continue_run",
+    summary="Continue a run from a breakpoint",
+    response_model=Run,
+    responses=may_answer("not_found", "conflict", "already_answered", "gone", body=True),
+)
+async def continue_run(
+    call: InCall,
+    run_id: str,
+    body: Annotated[
+        ContinueRequest,
+        Body(openapi_examples=example({"interrupt_id": f"{INTERRUPT}_{'0' * 32}", "mode": "step"})),
+    ],
+    idempotency_key: NaturalKey = None,
+) -> Response:
+    """Let a run that is paused at a breakpoint go on: to its next breakpoint, or to the end of one
+    step. It takes no value and is never an approval. The same request again changes nothing."""
+    del idempotency_key
+    return one(await runs.continue_run(call.service, call.principal, run_id, body))

@@ -85,6 +85,20 @@ def answer_is_told(record: RunRecord) -> Found:
 
 
 @rule(
+    "I62",
+    "A breakpoint is about no call, is spent by no execution, and is only ever continued; nothing "
+    "else is.",
+)
+def pauses_allow_nothing(record: RunRecord) -> Found:
+    for row in record.interrupts:
+        is_pause = row.kind is InterruptKind.BREAKPOINT
+        if is_pause and (row.tool_call_id is not None or row.consumed_by is not None):
+            yield row.interrupt_id, f"it belongs to {row.tool_call_id}, spent by {row.consumed_by}"
+        if row.answer is not None and (row.answer in {Answer.CONTINUE, Answer.STEP}) != is_pause:
+            yield row.interrupt_id, f"it is of kind {row.kind}, answered {row.answer}"
+
+
+@rule(
     "I34",
     "The first execution of a call that needs approval has an approval of exactly its arguments, "
     "given before it began and spent by it.",
@@ -111,4 +125,10 @@ def _approves(question: InterruptRow, execution: ExecutionRow) -> bool:
     )
 
 
-RULES = (somebody_is_asked, opened_and_closed, answer_is_told, approved_before)
+RULES = (
+    somebody_is_asked,
+    opened_and_closed,
+    answer_is_told,
+    pauses_allow_nothing,
+    approved_before,
+)
