@@ -680,6 +680,7 @@ INSERT INTO timers (run_id, kind, ref, due_at) VALUES (:run, 'child', :other, 0)
 UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.use.tool_calls', 1) AS BLOB) WHERE
     run_id = :run AND seq = (SELECT max(seq) FROM events WHERE run_id = :run AND type = :t_child
     AND json_extract(CAST(data AS TEXT), '$.phase') = 'spawned');
+
 -- mutant: I62 | paused | a breakpoint was approved
 UPDATE interrupts SET answer = 'approve' WHERE run_id = :run;
 

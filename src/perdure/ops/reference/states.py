@@ -90,6 +90,10 @@ EXAMPLES: tuple[tuple[str, RunHot], ...] = (
         "asks a person anything else",
         _hot(_S.WAITING_HUMAN, waiting_kind=InterruptKind.INPUT, attempt=1, open_interrupts=1),
     ),
+    (
+        "paused at a breakpoint",
+        _hot(_S.WAITING_HUMAN, waiting_kind=InterruptKind.BREAKPOINT, attempt=1, open_interrupts=1),
+    ),
     ("stands behind another run of its thread", _hot(_S.PENDING, parked_on=ParkedOn.THREAD)),
     ("can be claimed for the first time", _hot(_S.PENDING)),
     ("is held by a worker that plans", _hot(_S.PLANNING, lease_owner="w", attempt=1)),
