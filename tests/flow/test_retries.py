@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 
+import anyio
 import pytest
 
 from perdure.agents.catalog import loop_agent
 from perdure.agents.loop.react import ReActPlanner
 from perdure.agents.models.scripted import ScriptedModel
 from perdure.engine.context import PlannerContext
-from perdure.engine.ports import HostedAgent, PlannerFailure
+from perdure.engine.ports import HostedAgent, PlannerFailure, ToolGrant
 from perdure.protocol.decisions import Decision, Finish
 from perdure.protocol.events import (
     ActionEvent,
@@ -19,8 +20,8 @@ from perdure.protocol.events import (
 )
 from perdure.protocol.failures import Failure, FailureCode, Stage
 from perdure.protocol.policies import RetryPolicy
-from perdure.protocol.states import AttemptEnd, RunState, ToolCallStatus
-from perdure.testing.embedded import call, scripted, unasked
+from perdure.protocol.states import Answer, AttemptEnd, RunState, ToolCallStatus
+from perdure.testing.embedded import call, calls, scripted, unasked
 from perdure.testing.tools import WRITE, ToolZoo
 from perdure.tools import ToolUnavailable, tool
 from tests.flow.world import data_of, flow
@@ -186,3 +187,44 @@ async def test_a_poison_run_is_given_up_and_takes_no_worker_down(
         other = await engine.submit("poison", "fine")
         assert (await engine.wait_terminal(other)).hot.state is RunState.SUCCEEDED
         assert engine.worker is worker
+
+
+async def test_each_call_in_back_off_is_tried_at_its_own_time(url: str, zoo: ToolZoo) -> None:
+    """R-10.1: two back-offs in one step, and a sibling's question that nobody has answered yet."""
+    at: dict[str, list[float]] = {"soon": [], "later": []}
+
+    def flaky(name: str) -> None:
+        at[name].append(anyio.current_time())
+        if len(at[name]) == 1:
+            raise ToolUnavailable("not yet")
+
+    @tool(retry=RetryPolicy(attempts_max=2, backoff_s=0.1, jitter=False))
+    async def soon() -> str:
+        """Fail once."""
+        flaky("soon")
+        return "here"
+
+    @tool(retry=RetryPolicy(attempts_max=2, backoff_s=1.0, jitter=False))
+    async def later() -> str:
+        """Fail once."""
+        flaky("later")
+        return "here"
+
+    zoo.registry.add(soon)
+    zoo.registry.add(later)
+    wish = calls(("soon", {}), ("later", {}), ("pay", {"amount": 1}))
+    agent = scripted(
+        "waits",
+        lambda context: Finish(answer="done") if context.turns else wish,
+        tools=["soon", "later", ToolGrant(name="pay", approve="always")],
+    )
+    async with flow(url, [agent], zoo) as engine:
+        run_id = await engine.submit("waits")
+        (question,) = await engine.wait_waiting(run_id)
+        log = await engine.events(run_id)
+        assert [item.status for item in data_of(log, ResultEvent)] == ["succeeded"] * 2
+        assert at["soon"][1] - at["soon"][0] >= 0.1
+        assert at["later"][1] - at["later"][0] >= 1.0
+        assert at["soon"][1] < at["later"][1]
+        await engine.answer(question.interrupt_id, Answer.APPROVE)
+        assert (await engine.wait_terminal(run_id)).hot.state is RunState.SUCCEEDED

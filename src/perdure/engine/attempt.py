@@ -208,7 +208,7 @@ class Attempt:
         dispatched = self.effects.dispatch(draft)
         stands = draft.view.snapshot.state is RunState.EXECUTING and draft.attempt_end is None
         if stands and not dispatched:
-            settle(draft, retry_in_s=None)
+            settle(draft, retry_in_s=self.effects.retry_in_s(draft))
         if await self.commit(draft):
             self._decision = self._replies = None
             await self.effects.work(dispatched)

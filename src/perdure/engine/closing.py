@@ -142,9 +142,7 @@ def end_transition(state: RunState, failure: Failure) -> Transition:
 
 
 def _unfinished(view: RunView, call: OpenCall, failure: Failure) -> ToolOutcome:
-    executions = view.executions_of(call.tool_call_id)
-    asked_outcome = call.status is ToolCallStatus.RUNNING
-    begun = executions.running or asked_outcome
+    begun = _was_begun(view, call)
     if begun and not call.repeatable:
         return runtime_result(
             ToolCallStatus.UNKNOWN,
@@ -184,6 +182,16 @@ async def finished_effects(core: Core, view: RunView) -> list[dict[str, JsonValu
     ]
 
 
+def begun_calls(view: RunView) -> list[OpenCall]:
+    """Return open calls whose tool may have acted: running, or a person was asked about it."""
+    return [call for call in view.snapshot.open_calls.values() if _was_begun(view, call)]
+
+
+def _was_begun(view: RunView, call: OpenCall) -> bool:
+    running = view.executions_of(call.tool_call_id).running
+    return running or call.status is ToolCallStatus.RUNNING
+
+
 async def look_up_open(
     view: RunView, tools: ToolRunner, timeout_s: float
 ) -> dict[str, ToolOutcome]:
@@ -200,7 +208,7 @@ async def look_up_open(
 
     with anyio.move_on_after(timeout_s):
         async with anyio.create_task_group() as group:
-            for call in view.running_calls():
+            for call in begun_calls(view):
                 spec = tools.find(call.tool, call.version)
                 if spec is not None and spec.has_lookup:
                     group.start_soon(ask, call, spec)

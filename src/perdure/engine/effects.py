@@ -52,7 +52,6 @@ class Effects:
     attempt: HeldRun
     unrecorded: list[Finished] = field(default_factory=list[Finished])
     in_flight: dict[str, ToolSpec] = field(default_factory=dict[str, ToolSpec])
-    retry_at: dict[str, float] = field(default_factory=dict[str, float])
     _bell: anyio.Event = field(default_factory=anyio.Event)
 
     @property
@@ -113,7 +112,7 @@ class Effects:
         draft = self.attempt.draft()
         dispatched = self.dispatch(draft)
         if not dispatched and not self.in_flight:
-            settle(draft, retry_in_s=self._retry_in_s())
+            settle(draft, retry_in_s=self.retry_in_s(draft))
         if await self.attempt.commit(draft):
             await self.work(dispatched)
 
@@ -158,7 +157,7 @@ class Effects:
         for call in view.runnable_calls():
             if alone or len(chosen) >= free:
                 break
-            if self.retry_at.get(call.tool_call_id, 0) > now or is_held(view, call):
+            if view.retry_at.get(call.tool_call_id, 0) > now or is_held(view, call):
                 continue
             spec = self._spec_of(call)
             if spec is None:
@@ -228,7 +227,7 @@ class Effects:
     async def work(self, calls: list[OpenCall]) -> None:
         """Run calls, and what they make runnable, until none is in flight."""
         while calls:
-            if len(calls) == 1 and not self._view.snapshot.open_interrupts:
+            if len(calls) == 1 and not self._others_may_move():
                 await self._run(calls[0])
                 calls = await self._record()
             else:
@@ -248,15 +247,33 @@ class Effects:
                     self._begin(call)
                     group.start_soon(self._run, call)
 
+    def _others_may_move(self) -> bool:
+        """Tell whether more than the end of a call can bring the step on: an answer, a back-off."""
+        return bool(self._view.snapshot.open_interrupts) or self._next_due_s() is not None
+
+    def _next_due_s(self) -> float | None:
+        """Return how long until a back-off is over; those that are over wait for a slot only."""
+        now = self.attempt.around.core.clock.monotonic()
+        view = self._view
+        calls = [call for call in view.runnable_calls() if not is_held(view, call)]
+        due = [view.retry_at.get(call.tool_call_id, 0) - now for call in calls]
+        return min((left for left in due if left > 0), default=None)
+
     async def _wait_for_news(self) -> None:
-        """Wait for a call to end; while questions are open, look for answers now and then."""
-        if not self._view.snapshot.open_interrupts:
+        """Wait for a call to end or a back-off to be over; while questions are open, look for
+        answers now and then.
+        """
+        asks, due_s = bool(self._view.snapshot.open_interrupts), self._next_due_s()
+        poll_s = self.attempt.around.core.settings.poll_interval_s if asks else None
+        limits = [limit for limit in (poll_s, due_s) if limit is not None]
+        if not limits:
             await self._bell.wait()
             return
-        with anyio.move_on_after(self.attempt.around.core.settings.poll_interval_s):
+        with anyio.move_on_after(min(limits)):
             await self._bell.wait()
             return
-        await self.attempt.look_for_answers()
+        if asks:
+            await self.attempt.look_for_answers()
 
     def _begin(self, call: OpenCall) -> None:
         spec = self._spec_of(call)
@@ -343,7 +360,7 @@ class Effects:
                 self._draft_finished(draft, item)
         dispatched = self.dispatch(draft)
         if not dispatched and not self.in_flight:
-            settle(draft, retry_in_s=self._retry_in_s())
+            settle(draft, retry_in_s=self.retry_in_s(draft))
         elif not dispatched and not batch:
             return []
         if not await self.attempt.commit(draft):
@@ -393,7 +410,8 @@ class Effects:
         delay_s = self._retry_delay_s(call, item.outcome, spec)
         if delay_s is not None:
             add_retry(draft, call, item.outcome, delay_s)
-            self.retry_at[call.tool_call_id] = self.attempt.around.core.clock.monotonic() + delay_s
+            now = self.attempt.around.core.clock.monotonic()
+            draft.view.retry_at[call.tool_call_id] = now + delay_s
             return
         add_result(draft, call, item.outcome, by="lookup" if item.source == "lookup" else "tool")
 
@@ -429,12 +447,12 @@ class Effects:
             call.failed_executions + 1, self.attempt.around.core.chance.random()
         )
 
-    def _retry_in_s(self) -> float:
+    def retry_in_s(self, draft: Draft) -> float | None:
+        """Return when the first of the calls that may run is to be tried; None: there is none."""
         now = self.attempt.around.core.clock.monotonic()
-        waits = [
-            self.retry_at.get(call_id, now) - now for call_id in self._view.snapshot.open_calls
-        ]
-        return max(0.0, min(waits, default=0.0))
+        calls = [call for call in draft.view.runnable_calls() if not is_held(draft.view, call)]
+        due = [draft.view.retry_at.get(call.tool_call_id, now) - now for call in calls]
+        return max(0.0, min(due)) if due else None
 
 
 def _approval_is_stale(call: OpenCall, spec: ToolSpec) -> bool:

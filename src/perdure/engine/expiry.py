@@ -1,8 +1,12 @@
 """What happens when nobody answers an interrupt in time (R-8.3)."""
 
-from perdure.engine.closing import close_run
+from datetime import timedelta
+
+from perdure.engine.closing import begun_calls, close_run, look_up_open
 from perdure.engine.core import Core
 from perdure.engine.draft import Draft
+from perdure.engine.load import load_view
+from perdure.engine.ports import ToolOutcome, ToolRunner
 from perdure.engine.results import add_result, runtime_result
 from perdure.engine.resuming import go_on
 from perdure.engine.unheld import intervene
@@ -18,12 +22,24 @@ from perdure.protocol.states import (
 )
 from perdure.store.commits import InterruptClose
 
+LOOKUP_TIMEOUT_S = 10.0
 
-async def expire_interrupt(core: Core, run_id: str, interrupt_id: str) -> bool:
+
+async def expire_interrupt(
+    core: Core, run_id: str, interrupt_id: str, tools: ToolRunner | None
+) -> bool:
     """Close an interrupt as expired; its run fails, or goes on without, as it was opened.
 
-    True when this call closed it.
+    True when this call closed it. Before a run fails, tools are asked what became of calls that
+    were begun; without `tools` such a run is left to a process that has them.
     """
+    asked = await core.reader.find_interrupt(None, interrupt_id)
+    if asked is None:
+        return False
+    known = await _known_at_the_end(core, run_id, tools) if asked.on_expiry is OnExpiry.FAIL else {}
+    if known is None:
+        return False
+    limit = asked.expires_at - asked.created_at if asked.expires_at is not None else timedelta()
 
     def change(row: RunRow, draft: Draft) -> bool:
         if row.hot.lease_owner is not None or row.hot.cancel_epoch > 0:
@@ -35,7 +51,7 @@ async def expire_interrupt(core: Core, run_id: str, interrupt_id: str) -> bool:
         draft.add(
             TimeoutEvent(
                 subject="approval" if approval else "interrupt",
-                limit_ms=0,
+                limit_ms=round(limit.total_seconds() * 1000),
                 interrupt_id=interrupt_id,
             )
         )
@@ -58,7 +74,7 @@ async def expire_interrupt(core: Core, run_id: str, interrupt_id: str) -> bool:
                 stage=Stage.WAITING,
                 details={"interrupt_id": interrupt_id},
             )
-            close_run(draft, Transition.EXPIRED, failure)
+            close_run(draft, Transition.EXPIRED, failure, known=known)
             return True
         call = draft.view.snapshot.open_calls.get(question.tool_call_id or "")
         if call is not None:
@@ -70,3 +86,16 @@ async def expire_interrupt(core: Core, run_id: str, interrupt_id: str) -> bool:
         return True
 
     return await intervene(core, run_id, change) is not None
+
+
+async def _known_at_the_end(
+    core: Core, run_id: str, tools: ToolRunner | None
+) -> dict[str, ToolOutcome] | None:
+    """Return what tools know of calls that were begun; None: only another process can ask them."""
+    row = await core.reader.find_run(None, run_id)
+    if row is None or row.hot.lease_owner is not None:
+        return {}
+    view = await load_view(core, row)
+    if tools is None:
+        return None if any(not call.repeatable for call in begun_calls(view)) else {}
+    return await look_up_open(view, tools, LOOKUP_TIMEOUT_S)

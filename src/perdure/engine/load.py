@@ -1,5 +1,7 @@
 """Rebuilding a run's view from its log, with the proof that the log is whole (R-7.3, R-7.7)."""
 
+from datetime import datetime
+
 from perdure.engine.core import Core
 from perdure.engine.fold import OutOfOrder, begin_own, snapshot_digest
 from perdure.engine.history import load_history, load_value
@@ -11,6 +13,7 @@ from perdure.protocol.events import (
     AttemptEvent,
     DamagedEvent,
     RecordedEvent,
+    RetryEvent,
     StateEvent,
     Unknown,
 )
@@ -74,7 +77,7 @@ async def _apply_origins(core: Core, view: RunView) -> tuple[str, frozenset[str]
         origins = await origins_of(core.reader, facts)
         for shared in origins:
             async for event in shared_events(core.reader, shared):
-                _apply(view, event)
+                _apply(core, view, event)
             begin_own(view.snapshot)
     except OriginGone as error:
         raise Damaged(str(error)) from error
@@ -86,7 +89,7 @@ async def _apply_origins(core: Core, view: RunView) -> tuple[str, frozenset[str]
     return thread_id, frozenset(runs)
 
 
-def _apply(view: RunView, event: RecordedEvent) -> None:
+def _apply(core: Core, view: RunView, event: RecordedEvent) -> None:
     if event.schema_version != SCHEMA_VERSION:
         check_version(event.schema_version)
     try:
@@ -94,6 +97,8 @@ def _apply(view: RunView, event: RecordedEvent) -> None:
         if isinstance(data, Unknown):
             raise Damaged(f"event {event.seq} is of the unknown type {event.type}")
         view.apply(event.seq, data)
+        if isinstance(data, RetryEvent) and data.tool_call_id is not None:
+            view.retry_at[data.tool_call_id] = _due_at(core, event.at, data)
     except (DamagedEvent, OutOfOrder) as error:
         raise Damaged(str(error)) from error
 
@@ -111,12 +116,19 @@ async def catch_up(core: Core, view: RunView, hot: RunHot) -> None:
             run_id, view.snapshot.last_seq, limit=min(left, PAGE)
         )
         for event in events:
-            _apply(view, event)
+            _apply(core, view, event)
             digest = expected.get(event.seq)
             if digest is not None and digest != snapshot_digest(view.snapshot):
                 raise Damaged(f"the log does not fold to the checkpoint at {event.seq}")
         if not events:
             return
+
+
+def _due_at(core: Core, at: datetime, retry: RetryEvent) -> float:
+    """Return when a call is tried again; clocks that differ make the wait no longer than it is."""
+    delay_s = retry.delay_ms / 1000
+    left_s = delay_s - (core.clock.now() - at).total_seconds()
+    return core.clock.monotonic() + max(0.0, min(delay_s, left_s))
 
 
 async def _last_checkpoint(core: Core, view: RunView, hot: RunHot) -> dict[int, str]:

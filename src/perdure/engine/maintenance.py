@@ -60,7 +60,9 @@ class Maintenance:
         try:
             match timer.kind:
                 case TimerKind.EXPIRY:
-                    return await expire_interrupt(self.core, timer.run_id, timer.ref or "")
+                    return await expire_interrupt(
+                        self.core, timer.run_id, timer.ref or "", self.tools
+                    )
                 case TimerKind.DEADLINE | TimerKind.CLOSE:
                     return await close_unheld(self.core, timer.run_id, timer.kind, self.tools)
                 case TimerKind.CHILD:

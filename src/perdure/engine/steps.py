@@ -20,14 +20,18 @@ from perdure.protocol.states import (
 def settle(draft: Draft, *, retry_in_s: float | None) -> None:
     """Draft what follows once no call runs or can run at once.
 
-    A rejected action: the run fails. Open interrupts: the run waits for a person, held by nobody.
-    Children that are awaited: it waits for them. Calls to be tried again later: it waits out
-    their back-off. Else the step is done and planning goes on. The questions of a code agent's
-    branches hold nobody up but their branch.
+    A rejected action: the run fails. Calls to be tried later: it waits out the first back-off,
+    also while questions or children are open. Open interrupts: the run waits for a person.
+    Children that are awaited: it waits for them. All are held by nobody. Else the step is done and
+    planning goes on. The questions of a code agent's branches hold nobody up but their branch.
     """
     snapshot = draft.view.snapshot
     if snapshot.rejected is not None:
         fail(draft, rejection(snapshot))
+        return
+    if retry_in_s is not None:
+        draft.release(AttemptEnd.PARKED, ParkedOn.RETRY)
+        draft.ready_in_s = retry_in_s
         return
     open_due(draft)
     if any(question.position is None for question in snapshot.open_interrupts.values()):
@@ -37,7 +41,7 @@ def settle(draft: Draft, *, retry_in_s: float | None) -> None:
         draft.release(AttemptEnd.PARKED, ParkedOn.CHILD)
     elif snapshot.open_calls:
         draft.release(AttemptEnd.PARKED, ParkedOn.RETRY)
-        draft.ready_in_s = retry_in_s or 0
+        draft.ready_in_s = 0
     else:
         finish_step(draft)
 

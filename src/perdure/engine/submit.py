@@ -73,11 +73,13 @@ async def submit_run(core: Core, order: RunOrder, start: Start = FROM_NOTHING) -
         raise IdempotencyMismatch(
             "the idempotency key was used with another body", details={"run_id": run_id}
         )
-    if inserted.created:
+    # an insert whose acknowledgement was lost finds its own run when it is sent again
+    created = inserted.created or inserted.row.facts.run_id == new.run_id
+    if created:
         core.signals.publish(QUEUE_TOPIC)
         core.signals.publish(run_topic(new.run_id))
         core.signals.publish(thread_topic(new.thread_id))
-    return Submitted(row=inserted.row, created=inserted.created)
+    return Submitted(row=inserted.row, created=created)
 
 
 def _check(card: AgentCard, order: RunOrder) -> None:

@@ -64,6 +64,8 @@ class RunView:
     messages: Sequence[Message] = ()
     turns: list[Turn] = field(default_factory=list[Turn])
     executions: dict[str, Executions] = field(default_factory=dict[str, Executions])
+    retry_at: dict[str, float] = field(default_factory=dict[str, float])
+    """When calls in back-off are due, by the engine's monotonic clock; from their retry events."""
     _records: dict[str, CallRecord] = field(default_factory=dict[str, CallRecord])
     handoff: HandoffRecord | None = None
     _asks: dict[str, AskRecord] = field(default_factory=dict[str, AskRecord])
@@ -149,6 +151,7 @@ class RunView:
 
     def _apply_result(self, data: ResultEvent) -> None:
         self.executions.pop(data.tool_call_id, None)
+        self.retry_at.pop(data.tool_call_id, None)
         record = self._records.pop(data.tool_call_id, None)
         if record is None:
             return

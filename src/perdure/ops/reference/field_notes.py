@@ -49,7 +49,7 @@ FIELD_NOTES: dict[str, str] = {
     "key": "the planner's own name for the question, unique in the run",
     "kept_from": "the first seq that is still kept",
     "kind": "what is asked: `input`, `auth`, `outcome` or `breakpoint`",
-    "limit_ms": "the limit that was reached; 0: given as a time of day",
+    "limit_ms": "the limit that was reached",
     "media_type": "media type of the content",
     "message_id": "id of the message",
     "model": "name of the model that answered",
