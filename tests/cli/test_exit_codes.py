@@ -31,6 +31,15 @@ def test_what_is_not_there_is_4(perdure: Program, words: tuple[str, ...]) -> Non
     assert done.err.count("\n") == 1
 
 
+@pytest.mark.parametrize("words", [("runs", "list"), ("agents", "list"), ("verify",)])
+def test_looking_at_a_database_that_is_not_there_makes_none(
+    perdure: Program, words: tuple[str, ...]
+) -> None:
+    done = perdure(*words, "--db", "sqlite:///missing/no.db")
+    assert (done.code, done.out) == (ExitCode.NOT_FOUND, "")
+    assert not (perdure.folder / "missing").exists()
+
+
 @pytest.mark.parametrize(
     "words",
     [

@@ -2,6 +2,7 @@
 
 import json
 
+from perdure.ops.exits import ExitCode
 from tests.cli.program import Program
 from tests.cli.shop import REFERENCE
 
@@ -107,7 +108,7 @@ def test_a_question_takes_json(perdure: Program) -> None:
 
 
 def test_agents_are_known_after_a_worker_ran(perdure: Program) -> None:
-    assert perdure("agents", "list", "--json").json["items"] == []
+    assert perdure("agents", "list", "--json").code == ExitCode.NOT_FOUND  # nor is a database
     perdure("run", "echo", *HERE)
     found = perdure("agents", "list", "--json").json["items"]
     assert [agent["agent_id"] for agent in found] == ["asks", "echo", "fails", "hangs", "ships"]

@@ -6,14 +6,15 @@ import anyio
 import pytest
 
 from perdure.engine.context import PlannerContext
-from perdure.engine.ports import HostedAgent
+from perdure.engine.ports import HostedAgent, ToolGrant
 from perdure.protocol.decisions import Ask, CallTools, Decision, Finish, ToolRequest
 from perdure.protocol.errors import AlreadyAnswered, Gone, Invalid, PerdureError
-from perdure.protocol.events import ApprovalRequestEvent, StateEvent
+from perdure.protocol.events import ApprovalRequestEvent, ResultEvent, StateEvent, TimeoutEvent
 from perdure.protocol.failures import FailureCode
 from perdure.protocol.states import Answer, InterruptStatus, OnExpiry, RunState, ToolCallStatus
-from perdure.testing.embedded import Embedded, call, calls, scripted
-from perdure.testing.tools import ToolZoo
+from perdure.testing.embedded import Embedded, call, calls, scripted, unasked
+from perdure.testing.tools import WRITE, ToolZoo
+from perdure.tools import Returned, succeeded, tool
 from tests.flow.world import data_of, flow, states, types
 
 PAY = call("pay", amount=5)
@@ -124,11 +125,44 @@ async def test_an_unanswered_approval_expires(url: str, zoo: ToolZoo) -> None:
         run_id = await engine.submit("payer", timeouts={"approval_s": 0.2})
         row = await engine.wait_terminal(run_id)
         assert row.hot.code is FailureCode.APPROVAL_TIMEOUT
-        assert "timeout" in types(await engine.events(run_id))
+        (told,) = data_of(await engine.events(run_id), TimeoutEvent)
+        assert told.subject == "approval"
+        assert 150 <= told.limit_ms <= 250
         (asked_for,) = data_of(await engine.events(run_id), ApprovalRequestEvent)
         with pytest.raises(Gone):
             await engine.answer(asked_for.approval_id, Answer.APPROVE)
         assert zoo.payments() == []
+
+
+async def test_an_expiry_that_fails_the_run_asks_tools_what_became_of_open_calls(
+    url: str, zoo: ToolZoo
+) -> None:
+    """R-5.7, R-8.3: a call whose outcome a person was asked about is looked up once more."""
+    looked: list[str] = []
+
+    def look(effect_key: str) -> Returned | None:
+        looked.append(effect_key)
+        return None if len(looked) == 1 else succeeded("sent after all")
+
+    @tool(idempotent=False, lookup=look, **WRITE)
+    async def send() -> str:
+        """Never answer."""
+        await anyio.sleep_forever()
+        return "never"
+
+    zoo.registry.add(send)
+    agent = scripted(
+        "sends",
+        lambda _: calls(("send", {}), ("pay", {"amount": 1})),
+        tools=[*unasked("send"), ToolGrant(name="pay", approve="always")],
+    )
+    async with flow(url, [agent], zoo) as engine:
+        run_id = await engine.submit("sends", timeouts={"approval_s": 1.0, "tool_s": 0.1})
+        row = await engine.wait_terminal(run_id)
+        assert row.hot.code is FailureCode.APPROVAL_TIMEOUT
+        results = {item.status: item for item in data_of(await engine.events(run_id), ResultEvent)}
+        assert results[ToolCallStatus.SUCCEEDED].output == "sent after all"
+        assert len(looked) == 2
 
 
 async def test_the_same_answer_twice_is_accepted_and_another_is_refused(

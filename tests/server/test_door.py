@@ -1,16 +1,25 @@
 """What the door refuses before a route sees it (F35 to F38, AUT-16, AUT-17, R-21.2, R-21.3)."""
 
 import json
+import socket
 from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import suppress
 
+import anyio
 import pytest
+import uvicorn
+from fastapi import FastAPI
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from perdure.protocol.codec import parse_strict
 from perdure.protocol.errors import Invalid, Malformed
-from perdure.server.asgi import host_name, is_our_host
+from perdure.server.asgi import BodyDoor, Boundary, host_name, is_our_host
+from perdure.server.serve import AbortableProtocol, Server
 from perdure.server.settings import ServerSettings
+from perdure.server.stopping import Stopping
 from tests.server.world import World, open_world
 
 JSON = {"Content-Type": "application/json"}
@@ -53,6 +62,15 @@ def _nested(depth: int) -> bytes:
         (b'"text"', 422),
         (b'{"input":1,"inputs":2}', 422),
         (b'{"input":1,"options":{"max_steps":0}}', 422),
+        (b'{"input":1,"options":{"max_steps":"5"}}', 422),
+        (b'{"input":1,"options":{"max_steps":true}}', 422),
+        (b'{"input":1,"options":{"max_steps":5.0}}', 422),
+        (b'{"input":1,"options":{"timeouts":{"run_s":"60"}}}', 422),
+        (b'{"input":1,"context":{"user_id":7}}', 422),
+        (b'{"input":1,"context":{"user_id":"a\\u0000b"}}', 422),
+        (b'{"input":1,"options":{"idempotency_key":"a\\u0000b"}}', 422),
+        (b'{"input":[' + b"1," * 1_000_000 + b"1]}", 422),
+        (b'{"input":{' + b",".join(b'"%d":1' % n for n in range(200_000)) + b"}}", 422),
         (_nested(70), 422),
         (_nested(1_000), 422),
         (_nested(100_000), 422),
@@ -80,6 +98,92 @@ async def test_a_problem_points_at_every_field(world: World) -> None:
         "/options/max_steps",
         "/options/a~1b",
     ]
+
+
+async def test_text_with_many_commas_and_any_character_is_an_input(world: World) -> None:
+    """F37: what is counted are values; a NUL is refused in texts, not in a caller's JSON."""
+    text = "1,2;\0" * 100_000
+    answer = await world.http.post("/v1/agents/nobody/run", json={"input": text})
+    assert answer.status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"metadata": {"a": "x" * 70_000}}, "/metadata"),
+        ({"participants": [{"a": "x" * 70_000}]}, "/participants"),
+        ({"title": "a\0b"}, "/title"),
+        ({"capabilities": ["fine", "a\0b"]}, "/capabilities/1"),
+    ],
+)
+async def test_a_thread_is_bounded_like_a_run(
+    world: World, body: dict[str, object], field: str
+) -> None:
+    problem = (await world.http.post("/v1/threads", json=body)).json()
+    assert (problem["code"], problem["field"]) == ("invalid", field)
+
+
+async def test_a_body_that_does_not_come_is_given_up() -> None:
+    """R-21.3: a slow sender holds its place for a bounded time."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await Request(scope, receive, send).body()
+
+    async def receive() -> Message:
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    door = Boundary(BodyDoor(app, bytes_max=1000, timeout_s=0.05))
+    assert await _status_of(door, receive) == 408
+
+
+async def test_a_client_that_leaves_before_its_body_is_whole_is_no_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await Request(scope, receive, send).body()
+
+    async def receive() -> Message:
+        return {"type": "http.disconnect"}
+
+    door = Boundary(BodyDoor(app, bytes_max=1000, timeout_s=5))
+    assert await _status_of(door, receive) is None
+    assert caplog.records == []
+
+
+async def _status_of(app: ASGIApp, receive: Receive) -> int | None:
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"9")]
+    scope: Scope = {"type": "http", "method": "POST", "path": "/", "headers": headers}
+    with anyio.fail_after(5):
+        await app(scope, receive, send)
+    return sent[0]["status"] if sent else None
+
+
+async def test_what_is_no_http_gets_a_problem_too() -> None:
+    """R-21.3: what the HTTP library refuses has the form of all other refusals."""
+    server = Server(uvicorn.Config(FastAPI(), http=AbortableProtocol, log_config=None), Stopping())
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        async with anyio.create_task_group() as group:
+            group.start_soon(server.serve, [listener])
+            while not server.started:  # noqa: ASYNC110  # uvicorn rings no bell
+                await anyio.sleep(0.01)
+            answer = b""
+            async with await anyio.connect_tcp(*listener.getsockname()) as stream:
+                await stream.send(b"NONSENSE\r\n\r\n")
+                with suppress(anyio.EndOfStream):
+                    while True:
+                        answer += await stream.receive()
+            server.should_exit = True
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert b"content-type: application/problem+json" in head
+    assert json.loads(body)["code"] == "malformed"
 
 
 async def test_a_body_over_the_limit_is_refused_with_its_limit(world: World) -> None:
@@ -131,6 +235,7 @@ async def test_a_body_without_a_media_type_is_refused(world: World) -> None:
         {"Origin": "null"},
         {"Origin": "http://127.0.0.1:9999"},
         {"Origin": "http://localhost.evil.example:8420"},
+        {"Origin": "http://127.0.0.1:8420", "Sec-Fetch-Site": "cross-site"},
         {"Sec-Fetch-Site": "cross-site"},
         {"Sec-Fetch-Site": "same-site"},
     ],

@@ -183,6 +183,18 @@ async def test_artifacts_over_the_limits_are_an_error_and_none_come_after_the_en
         kept[0].artifact("late", b"", "text/plain")
 
 
+@pytest.mark.parametrize("name", ["", "a/b", "..", "a\\b", "a\nb", "a\0b", "a\u202eb", "x" * 201])
+async def test_an_artifact_has_the_name_of_a_file_without_a_folder(name: str) -> None:
+    @tool
+    def makes(context: ToolContext) -> None:
+        context.artifact(name, "b", "text/plain")
+
+    async with LocalToolRunner(ToolRegistry([makes])) as runner:
+        outcome = await runner.invoke(invocation_of(makes.spec))
+    assert outcome.result.status is ToolCallStatus.FAILED
+    assert outcome.artifacts == ()
+
+
 async def test_an_unknown_tool_is_not_found(zoo: ToolZoo) -> None:
     invocation = zoo.invocation("echo")
     async with LocalToolRunner(ToolRegistry()) as runner:

@@ -12,7 +12,7 @@ from pydantic import JsonValue
 from perdure.ops.exits import run_async
 from perdure.ops.settings import Settings, load_settings
 from perdure.protocol.codec import parse_strict
-from perdure.protocol.errors import PerdureError
+from perdure.protocol.errors import NotFound, PerdureError
 from perdure.runtime import open_service
 from perdure.service.base import PAGE_LIMIT_DEFAULT, PAGE_LIMIT_MAX, Service
 from perdure.telemetry.logs import configure_logs
@@ -80,6 +80,9 @@ def on_service(db: str | None, work: Callable[[Service], Awaitable[T]]) -> T:
     logging.getLogger().setLevel(logging.WARNING)  # a short command has nothing to report
 
     async def body() -> T:
+        path = settings.db.sqlite_path
+        if path is not None and not path.exists() and not path.parent.is_file():
+            raise NotFound(f"there is no database at {path}")
         async with open_service(settings) as service:
             return await work(service)
 

@@ -46,6 +46,7 @@ _OF_CODE: dict[str, ExitCode] = {
     "malformed": ExitCode.USAGE,
     "invalid": ExitCode.USAGE,
     "too_large": ExitCode.USAGE,
+    "too_slow": ExitCode.UNREACHABLE,
     "unsupported_media": ExitCode.USAGE,
     "not_found": ExitCode.NOT_FOUND,
     "conflict": ExitCode.CONFLICT,

@@ -20,6 +20,8 @@ from perdure.protocol.errors import Invalid, Malformed
 
 INTEGER_MAX = 2**53 - 1
 DEPTH_MAX = 64
+ELEMENTS_MAX = 100_000
+"""How many members and items a caller's JSON may have in all: handling them is what takes time."""
 
 _canonical = json.JSONEncoder(
     ensure_ascii=False, separators=(",", ":"), allow_nan=False, sort_keys=True
@@ -51,13 +53,17 @@ def digest_bytes(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def parse_strict(data: bytes, *, depth_max: int = DEPTH_MAX) -> JsonValue:
+def parse_strict(
+    data: bytes, *, depth_max: int = DEPTH_MAX, elements_max: int | None = ELEMENTS_MAX
+) -> JsonValue:
     """Parse a caller's JSON; raise Malformed for broken JSON, Invalid for what is refused."""
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise Malformed(f"the body is not UTF-8 (byte {error.start})") from None
     _check_depth(data, depth_max)
+    if elements_max is not None:
+        _check_elements(data, elements_max)
     try:
         value = cast(
             "JsonValue",
@@ -182,6 +188,17 @@ def _check_depth(data: bytes, depth_max: int) -> None:
         depth += _NESTING.get(byte, 0)
         if depth > depth_max:
             raise Invalid(f"the body is nested deeper than {depth_max}")
+
+
+def _check_elements(data: bytes, elements_max: int) -> None:
+    """Refuse a body of very many values before they are made; each but the first has a comma."""
+    if data.count(b",") < elements_max:
+        return
+    if _STRING.sub(b"", data).count(b",") >= elements_max:
+        raise Invalid(
+            f"the body has more than {elements_max} members and items",
+            details={"elements_max": elements_max},
+        )
 
 
 def _unique_object(pairs: list[tuple[str, JsonValue]]) -> dict[str, JsonValue]:

@@ -5,6 +5,7 @@ PerdureError
 ├── Unauthenticated      `unauthenticated`      401  the caller must say who it is
 ├── Forbidden            `forbidden`            403  the caller lacks the right
 ├── NotFound             `not_found`            404  no such object for this tenant
+├── TooSlow              `too_slow`             408  the request did not arrive in time
 ├── Conflict             `conflict`             409  the object's state forbids it
 │   ├── IdempotencyMismatch `idempotency_mismatch`  the key was used with another body
 │   ├── AlreadyAnswered  `already_answered`          the interrupt has another answer
@@ -102,6 +103,12 @@ class Gone(PerdureError):
     """The object expired, was cancelled or deleted."""
 
     code = "gone"
+
+
+class TooSlow(PerdureError):
+    """The request was not whole in time; the caller can send it again."""
+
+    code = "too_slow"
 
 
 class TooLarge(PerdureError):

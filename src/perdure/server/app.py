@@ -96,7 +96,9 @@ def create_app(
 
 def _add_door(app: FastAPI, service: Service, settings: ServerSettings, metrics: Metrics) -> None:
     """Put the door before the routes; the middleware that is added last is the outermost."""
-    app.add_middleware(BodyDoor, bytes_max=settings.body_bytes_max)
+    app.add_middleware(
+        BodyDoor, bytes_max=settings.body_bytes_max, timeout_s=settings.body_timeout_s
+    )
     app.add_middleware(OriginCheck, settings=settings)
     app.add_middleware(HostCheck, settings=settings)
     app.add_middleware(Boundary)

@@ -11,23 +11,28 @@ ours is refused (DNS rebinding), and so is a mutating request from another origi
 import ipaddress
 import logging
 import re
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
+import anyio
+from anyio import to_thread
+from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
-from pydantic import JsonValue
-from starlette.requests import Request
+from pydantic import BaseModel, JsonValue, TypeAdapter, ValidationError
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from perdure.protocol.codec import parse_strict
+from perdure.protocol.codec import escape_pointer, parse_strict
 from perdure.protocol.errors import (
     Forbidden,
+    Invalid,
     PerdureError,
     TooLarge,
+    TooSlow,
     UnsupportedMedia,
 )
 from perdure.server import problems
@@ -154,6 +159,8 @@ class Boundary:
 
         try:
             await self._app(scope, receive, send_seen)
+        except ClientDisconnect:
+            log.debug("a client left before its request was whole")
         except PerdureError as error:
             await _answer(problems.from_error(error, scope), has_started, scope, receive, send)
         except Exception as error:  # noqa: BLE001  # from_unknown logs it with its trace
@@ -230,22 +237,25 @@ class OriginCheck:
         await self._app(scope, receive, send)
 
     def _check(self, scope: Scope) -> None:
-        origins = headers_named(scope, b"origin")
+        origins = {origin.lower() for origin in headers_named(scope, b"origin")}
         if origins:
             hosts = headers_named(scope, b"host")
             own = {f"{scheme}://{hosts[0]}".lower() for scheme in ("http", "https") if hosts}
-            if any(origin.lower() not in own | self._allowed for origin in origins):
+            if origins - own - self._allowed:
                 raise Forbidden("the request comes from another origin", field="Origin")
-        elif set(headers_named(scope, b"sec-fetch-site")) - {"same-origin", "none"}:
+            if origins <= self._allowed:
+                return
+        if set(headers_named(scope, b"sec-fetch-site")) - {"same-origin", "none"}:
             raise Forbidden("the request comes from another site", field="Sec-Fetch-Site")
 
 
 class BodyDoor:
-    """Refuses bodies that are not JSON (415) or too large (413), also when sent in chunks."""
+    """Refuses bodies that are not JSON (415), too large (413) or too slow (408), also in chunks."""
 
-    def __init__(self, app: ASGIApp, *, bytes_max: int) -> None:
+    def __init__(self, app: ASGIApp, *, bytes_max: int, timeout_s: float) -> None:
         self._app = app
         self._bytes_max = bytes_max
+        self._timeout_s = timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on with a counted body, or raise."""
@@ -262,13 +272,21 @@ class BodyDoor:
         await self._app(scope, self._counted(receive), send)
 
     def _counted(self, receive: Receive) -> Receive:
-        seen = 0
+        seen, is_whole = 0, False
+        deadline = anyio.current_time() + self._timeout_s
 
         async def counted() -> Message:
-            nonlocal seen
-            message = await receive()
+            nonlocal seen, is_whole
+            if is_whole:  # from now on this waits for the client to leave
+                return await receive()
+            message: Message | None = None
+            with anyio.move_on_at(deadline):
+                message = await receive()
+            if message is None:
+                raise TooSlow(f"the body was not whole after {self._timeout_s:g} seconds")
             if message["type"] == "http.request":
                 seen += len(message.get("body", b""))
+                is_whole = not message.get("more_body", False)
                 if seen > self._bytes_max:
                     raise self._too_large()
             return message
@@ -300,29 +318,73 @@ def _check_media_type(scope: Scope, *, has_body: bool) -> None:
         raise UnsupportedMedia("an encoded body is not read", field="Content-Encoding")
 
 
-class _StrictRequest(Request):
-    """A request whose JSON was parsed by the strict codec."""
+PARSE_INLINE_BYTES = 64 * 1024
+"""A body up to this size is parsed on the loop; a larger one would keep it from all others."""
 
-    parsed: JsonValue = None
+
+class _StrictRequest(Request):
+    """A request whose body was parsed and validated already."""
+
+    parsed: Any = None
 
     async def json(self) -> Any:  # the framework's own signature
         return self.parsed
 
 
 class StrictRoute(APIRoute):
-    """A route whose body is read and parsed by the strict codec before pydantic sees it."""
+    """A route whose body is parsed by the strict codec and validated without conversions.
+
+    A number is no text and a text is no number or truth value. The framework gets the made object.
+    """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Return the framework's handler behind the strict parser."""
         handle = super().get_route_handler()
         if self.body_field is None:
             return handle
+        wanted: TypeAdapter[Any] = TypeAdapter(
+            cast("type[object]", self.body_field.field_info.annotation)
+        )
+
+        def parse(body: bytes) -> object:
+            parse_strict(body)
+            made = wanted.validate_json(body, strict=True)
+            check_texts(made)
+            return made
 
         async def handle_strictly(request: Request) -> Response:
             strict = _StrictRequest(request.scope, request.receive)
             body = await strict.body()
-            if body:
-                strict.parsed = parse_strict(body)
+            try:
+                if len(body) > PARSE_INLINE_BYTES:
+                    strict.parsed = await to_thread.run_sync(parse, body)
+                elif body:
+                    strict.parsed = parse(body)
+            except ValidationError as error:
+                raise _not_valid(error) from error
             return await handle(strict)
 
         return handle_strictly
+
+
+def _not_valid(error: ValidationError) -> RequestValidationError:
+    found = error.errors(include_url=False, include_input=False)
+    return RequestValidationError([{**item, "loc": ("body", *item["loc"])} for item in found])
+
+
+_JSON = cast("object", JsonValue)
+
+
+def check_texts(made: object, pointer: str = "") -> None:
+    """Raise Invalid for a NUL character in a text of a request; JSON values may hold any text."""
+    if isinstance(made, str):
+        if "\0" in made:
+            raise Invalid("the text holds a NUL character", field=pointer)
+    elif isinstance(made, BaseModel):
+        for name, info in type(made).model_fields.items():
+            if cast("object", info.annotation) is not _JSON:
+                key = info.alias or name
+                check_texts(getattr(made, name), f"{pointer}/{escape_pointer(key)}")
+    elif isinstance(made, (list, tuple)):
+        for place, item in enumerate(cast("Sequence[object]", made)):
+            check_texts(item, f"{pointer}/{place}")

@@ -49,7 +49,7 @@ STREAM: dict[str, Any] = {
 """The content of an event stream, as OpenAPI readers take it: by event."""
 
 _ALWAYS = ("malformed", "forbidden", "internal", "unreadable", "unavailable")
-_WITH_BODY = ("too_large", "unsupported_media", "invalid", "store_full")
+_WITH_BODY = ("too_slow", "too_large", "unsupported_media", "invalid", "store_full")
 
 
 def may_answer(*codes: str, body: bool = False, parameters: bool = False) -> Responses:

@@ -48,6 +48,7 @@ KINDS: dict[str, Kind] = {
     "not_found": Kind(404, "There is no such object", "the caller"),
     "method_not_allowed": Kind(405, "The path does not take this method", "the caller"),
     "not_acceptable": Kind(406, "The answer has no form that is accepted", "the caller"),
+    "too_slow": Kind(408, "The request did not arrive in time", "the caller"),
     "conflict": Kind(409, "The object's state forbids the request", "the caller"),
     "idempotency_mismatch": Kind(
         409, "The idempotency key belongs to another request", "the caller"
@@ -74,6 +75,7 @@ _CODE_OF_STATUS = {
     404: "not_found",
     405: "method_not_allowed",
     406: "not_acceptable",
+    408: "too_slow",
     413: "too_large",
     415: "unsupported_media",
     422: "invalid",
@@ -142,6 +144,8 @@ def _shown(text: str) -> str:
 def answer(problem: Problem) -> Response:
     """Return the response of a problem."""
     headers: dict[str, str] = {}
+    if problem.code == "too_slow":
+        headers["Connection"] = "close"  # the rest of the body may still come
     if problem.code in {"unavailable", "quota_exceeded"}:
         headers["Retry-After"] = str(RETRY_AFTER_S)
     return Response(

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from perdure.protocol.errors import Invalid
+from perdure.server.problems import MEDIA_TYPE, encoded, make_problem
 from perdure.server.settings import ServerSettings
 from perdure.server.sse import ABORT
 from perdure.server.stopping import Stopping
@@ -43,6 +44,16 @@ class AbortableProtocol(H11Protocol):
             raw.setsockopt(socket.IPPROTO_TCP, _USER_TIMEOUT, DEAD_PEER_MS)
         super().connection_made(transport)
         self.app = _with_abort(self.app, transport)
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP as a problem, like everything else that is refused."""
+        body = encoded(make_problem("malformed", msg.rstrip(".")))
+        head = (
+            f"HTTP/1.1 400 Bad Request\r\ncontent-type: {MEDIA_TYPE}\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()
 
 
 _NO_LINGER = struct.pack("ii", 1, 0)

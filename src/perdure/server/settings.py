@@ -16,11 +16,12 @@ class ServerSettings:
     """
 
     host: str = "127.0.0.1"
-    port: int = 8420
+    port: int = 8733
     insecure: bool = False
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
     body_bytes_max: int = BODY_BYTES_MAX
+    body_timeout_s: float = 60.0
     sse_heartbeat_s: float = 15.0
     sse_retry_ms: int = 2000
     sse_stall_s: float = 30.0

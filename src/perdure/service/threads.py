@@ -6,10 +6,12 @@ from typing import Annotated
 from pydantic import Field, JsonValue
 
 from perdure.protocol.base import Model
-from perdure.protocol.errors import NotFound
+from perdure.protocol.codec import encode
+from perdure.protocol.errors import Invalid, NotFound
 from perdure.protocol.ids import THREAD
 from perdure.protocol.records import ThreadRow
 from perdure.protocol.runs import Metadata
+from perdure.protocol.values import METADATA_BYTES_MAX
 from perdure.service.base import Service, Slice, check_storable, cut, known
 from perdure.service.keys import THREADS, check_same, request_key
 from perdure.service.principal import Principal
@@ -47,6 +49,8 @@ async def create_thread(
     Raises Invalid, IdempotencyMismatch (another body; details name the thread).
     """
     check_storable(request.title, "/title")
+    _check_size(request.metadata, "/metadata")
+    _check_size(list(request.participants), "/participants")
     wanted = request_key(key, THREADS, request.model_dump(mode="json"))
     now = service.core.clock.now()
     row = ThreadRow(
@@ -67,6 +71,11 @@ async def create_thread(
     thread_id = row.thread_id if known is None else known.object_id
     thread = await get_thread(service, principal, thread_id)
     return ThreadMade(thread=thread, created=known is None)
+
+
+def _check_size(value: JsonValue, field: str) -> None:
+    if len(encode(value)) > METADATA_BYTES_MAX:
+        raise Invalid(f"at most {METADATA_BYTES_MAX} bytes", field=field)
 
 
 async def get_thread(service: Service, principal: Principal, identifier: str) -> ThreadView:

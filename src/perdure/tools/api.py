@@ -7,6 +7,7 @@ with its type. Nothing a tool raises leaves its own call (R-5.8).
 """
 
 import threading
+import unicodedata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -123,6 +124,15 @@ def _bounded_ref(text: str | None) -> str | None:
     return text
 
 
+_ODD = frozenset("/\\\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+"""What parts folders, and what turns the direction of a name that is shown."""
+
+
+def _is_odd(character: str) -> bool:
+    """Tell whether a file's name must not hold a character: it parts folders or is not shown."""
+    return character in _ODD or unicodedata.category(character) in {"Cc", "Cs", "Zl", "Zp"}
+
+
 class ToolContext:
     """What one execution knows and may leave behind. Safe to use from several threads.
 
@@ -179,11 +189,14 @@ class ToolContext:
     ) -> None:
         """Add a formal product of this execution, committed with its result.
 
-        Raises Invalid for a name or content over the limits (200 characters, 16 MiB, 50 a call).
+        The name is that of a file without a folder. Raises Invalid for another one, and for a
+        name or content over the limits (200 characters, 16 MiB, 50 a call).
         """
         content = data.encode() if isinstance(data, str) else bytes(data)
         if not 0 < len(name) <= NAME_CHARACTERS_MAX:
             raise Invalid(f"an artifact's name has 1 to {NAME_CHARACTERS_MAX} characters")
+        if name in {".", ".."} or any(_is_odd(character) for character in name):
+            raise Invalid("an artifact's name has no folder and no control characters")
         if len(content) > BLOB_BYTES_MAX:
             raise Invalid(f"artifact {name!r} is larger than {BLOB_BYTES_MAX} bytes")
         made = ProducedArtifact(name=name, media_type=media_type, data=content, status=status)

@@ -28,7 +28,7 @@ STORED_DEPTH_MAX = DEPTH_MAX + 16
 def problem_of_bytes(data: bytes) -> str | None:
     """Return why stored JSON is not strict, or None."""
     try:
-        parse_strict(data, depth_max=STORED_DEPTH_MAX)
+        parse_strict(data, depth_max=STORED_DEPTH_MAX, elements_max=None)
     except PerdureError as error:
         return error.message
     return None
