@@ -32,6 +32,7 @@ def facts_of(
     data_scope: tuple[str, ...] = (),
     claimed: tuple[str, ...] = (),
     approval_s: float | None = None,
+    principal: str = "p",
 ) -> RunFacts:
     return RunFacts(
         run_id="run_1",
@@ -45,7 +46,7 @@ def facts_of(
         input=Value(),
         context=RunContext(scope=claimed),
         options=RunOptions.model_validate({"timeouts": Timeouts(approval_s=approval_s)}),
-        caller=Caller(tenant_id="default", principal="p", roles=roles, data_scope=data_scope),
+        caller=Caller(tenant_id="default", principal=principal, roles=roles, data_scope=data_scope),
         trace_id="0" * 32,
         created_at=datetime(2026, 1, 1, tzinfo=UTC),
         required_runtime=1,
@@ -124,6 +125,14 @@ def test_a_required_permission_is_held_by_role_or_data_scope_not_by_claim() -> N
     assert judged(spec, GRANT, facts=facts_of(claimed=("pay",))).rule == "permission"
     assert judged(spec, GRANT, facts=facts_of(roles=("pay",))).effect == "allow"
     assert judged(spec, GRANT, facts=facts_of(data_scope=("pay",))).effect == "allow"
+
+
+def test_the_local_caller_holds_the_scope_that_its_run_names() -> None:
+    """R-14.1, R-5.1, decision 41: without authentication there is no other word on it."""
+    spec = tool(permission="pay")
+    assert judged(spec, GRANT, facts=facts_of(principal="local")).rule == "permission"
+    named = facts_of(principal="local", claimed=("pay",))
+    assert judged(spec, GRANT, facts=named).effect == "allow"
 
 
 def test_a_claimed_scope_counts_only_where_all_callers_are_trusted() -> None:

@@ -1,5 +1,6 @@
 """What goes wrong around PostgreSQL: lost answers, killed backends, restarts, changed schemas."""
 
+import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
@@ -16,6 +17,7 @@ from perdure.protocol.runs import RunRow
 from perdure.signals.local import LocalSignals
 from perdure.store.commits import Busy, CancelRequested, Claimed, Commit, CommitResult, Committed
 from perdure.store.postgres import PostgresDatabase, lanes
+from perdure.store.postgres.driver import Connection, Pool
 from perdure.store.postgres.errors import DataRefused
 from perdure.store.postgres.lanes import keep_trying
 from perdure.testing import builders as make
@@ -254,6 +256,34 @@ async def test_a_row_that_stays_locked_keeps_only_its_own_commit_waiting(postgre
             group.cancel_scope.cancel()
         await locker.close()
     assert [type(answer) for answer in answers] == [Committed]
+
+
+async def test_work_that_is_cancelled_leaves_no_open_transaction_in_the_pool(
+    postgres_dsn: str,
+) -> None:
+    """A shutdown cuts writes off; the driver must have nothing to complain of afterwards."""
+    told: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, what: told.append(what["message"]))
+    pool = Pool(postgres_dsn, size_max=1, pgbouncer=False)
+    await pool.open()
+    began = anyio.Event()
+
+    async def work(connection: Connection) -> None:
+        await connection.execute("SELECT 1")
+        began.set()
+        await anyio.sleep_forever()
+
+    async def run() -> None:
+        await lanes.Access(pool).run(work)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(run)
+        await began.wait()
+        group.cancel_scope.cancel()
+    assert len(await pool.fetch("SELECT 1")) == 1
+    await pool.close()
+    asyncio.get_running_loop().set_exception_handler(None)
+    assert told == []
 
 
 async def test_eight_databases_claim_distinct_runs(postgres_dsn: str) -> None:

@@ -9,6 +9,7 @@ from typing import Literal
 from pydantic import JsonValue
 
 from perdure.engine.ports import HostedAgent, PolicyDecision, ToolGrant
+from perdure.protocol.base import PRINCIPAL_LOCAL
 from perdure.protocol.codec import digest
 from perdure.protocol.runs import RunFacts
 from perdure.protocol.states import OnExpiry, SideEffect
@@ -35,7 +36,8 @@ class DefaultPolicy:
     """The rules of decision 41: reads run, writes and external calls ask, unless granted.
 
     A permission is held by the caller's roles or data scope, as recorded from the credential.
-    `trust_context_scope` also takes the scope that the request's body claims: only for an
+    The scope that the request's body claims counts for the local caller, of whom no credential
+    says otherwise (R-14.1, decision 41), and with `trust_context_scope` for all: only for an
     installation whose callers are all trusted. Runs on the engine's loop; touches nothing.
     """
 
@@ -93,7 +95,8 @@ class DefaultPolicy:
         return None
 
     def _rights(self, facts: RunFacts) -> frozenset[str]:
-        claimed = facts.context.scope if self._trust_context_scope else ()
+        is_local = facts.caller.principal == PRINCIPAL_LOCAL
+        claimed = facts.context.scope if is_local or self._trust_context_scope else ()
         return frozenset((*facts.caller.roles, *facts.caller.data_scope, *claimed))
 
 

@@ -390,6 +390,7 @@ def _fold_retry(snapshot: RunSnapshot, data: RetryEvent) -> None:
     call = snapshot.open_calls.get(data.tool_call_id or "")
     if call is not None:
         call.failed_executions = data.failed
+        call.outcome_retry_id = None  # spent by the execution that failed
 
 
 def _fold_cancel(snapshot: RunSnapshot, data: CancelEvent) -> None:

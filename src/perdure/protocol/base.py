@@ -20,6 +20,8 @@ RUNTIME_VERSION = 1
 """What a run may require of the worker that claims it; workers never claim a higher one."""
 
 TENANT_DEFAULT = "default"
+PRINCIPAL_LOCAL = "local"
+"""The caller of an installation without authentication (decision 41)."""
 
 
 def format_time(at: datetime) -> str:

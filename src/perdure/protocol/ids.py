@@ -6,20 +6,9 @@ Possession of an id is never a permission.
 """
 
 import re
-from typing import NewType
 from uuid import UUID
 
 from perdure.protocol.errors import Malformed
-
-RunId = NewType("RunId", str)
-ThreadId = NewType("ThreadId", str)
-ToolCallId = NewType("ToolCallId", str)
-InterruptId = NewType("InterruptId", str)
-CheckpointId = NewType("CheckpointId", str)
-ArtifactId = NewType("ArtifactId", str)
-MessageId = NewType("MessageId", str)
-CommitId = NewType("CommitId", str)
-Seq = NewType("Seq", int)
 
 RUN = "run"
 THREAD = "thr"

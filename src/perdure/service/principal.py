@@ -2,10 +2,8 @@
 
 from dataclasses import dataclass
 
-from perdure.protocol.base import TENANT_DEFAULT
+from perdure.protocol.base import PRINCIPAL_LOCAL, TENANT_DEFAULT
 from perdure.protocol.runs import Caller
-
-PRINCIPAL_LOCAL = "local"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -93,7 +93,9 @@ class CallUpdate:
 
 @dataclass(slots=True, kw_only=True)
 class NewExecution:
-    """A call is about to be handed to its tool. `approval_id`: the approval this spends."""
+    """A call is about to be handed to its tool. `approval_id`: the approval this spends, which
+    nothing can spend again.
+    """
 
     tool_call_id: str
     number: int

@@ -193,6 +193,16 @@ class Access:
 
     @asynccontextmanager
     async def transaction(self) -> AsyncGenerator[Connection]:
-        """Lend a connection inside a transaction."""
-        async with self._pool.acquire() as connection, connection.transaction():
-            yield connection
+        """Lend a connection inside a transaction.
+
+        One that was cut off by a cancellation is dropped: its rollback is cut off as well, and the
+        driver would find the transaction open when the connection comes back to the pool.
+        """
+        async with self._pool.acquire() as connection:
+            try:
+                async with connection.transaction():
+                    yield connection
+            except BaseException as error:
+                if not isinstance(error, Exception):
+                    connection.terminate()
+                raise

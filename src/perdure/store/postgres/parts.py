@@ -130,8 +130,8 @@ async def _spend_approvals(connection: Connection, accepted: Iterable[Accepted])
     ]
     if rows:
         spent = await connection.fetch(SQL["spend_approval"], *columns(rows))
-        if len(spent) != len({row[0] for row in rows}):
-            raise DataRefused("no such approval")
+        if len(spent) != len(rows):
+            raise DataRefused("no such approval, or it is spent")
 
 
 async def _insert_artifacts(connection: Connection, accepted: Iterable[Accepted]) -> None:

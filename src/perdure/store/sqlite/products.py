@@ -29,7 +29,7 @@ def write_products(tx: Transaction, commit: Commit, run: bytes, at: int) -> None
         if begun.approval_id is None:
             continue
         if tx.run("spend_approval", begun.number, pack_id(begun.approval_id), run) != 1:
-            raise NotPending("no such approval")
+            raise NotPending("no such approval, or it is spent")
 
 
 def _write_owned(tx: Transaction, commit: Commit, run: bytes, at: int) -> None:

@@ -27,6 +27,7 @@ from perdure.store.commits import (
     NewExecution,
     NewInterrupt,
     NewMessage,
+    Refused,
     StepChange,
 )
 from perdure.store.ports import Reader, Store
@@ -40,6 +41,7 @@ from perdure.testing.builders import (
     asking,
     claimed,
     commit_of,
+    look,
     new_call,
     new_id,
     note,
@@ -250,6 +252,26 @@ class RowContract(Contract):
         found = await reader.find_interrupt("default", approval_id)
         assert found is not None
         assert found.consumed_by == 1
+
+    async def test_an_approval_is_spent_once(self, store: Store, reader: Reader) -> None:
+        """R-8.4: a second execution under it is refused with its whole commit."""
+        held = await claimed(store)
+        row, call = await with_call(store, reader, held.row)
+        asked = asking(row, path=())
+        row = await advanced(store, reader, replace(asked, attempt_end=None))
+        first = NewExecution(
+            tool_call_id=call.tool_call_id,
+            number=1,
+            args_digest=call.args_digest,
+            approval_id=asked.new_interrupts[0].interrupt_id,
+        )
+        row = await advanced(store, reader, replace(commit_of(row), new_executions=(first,)))
+        again = replace(commit_of(row), new_executions=(replace(first, number=2),))
+        assert [type(answer) for answer in await store.commit([again])] == [Refused]
+        found = await reader.find_interrupt("default", asked.new_interrupts[0].interrupt_id)
+        assert found is not None
+        assert found.consumed_by == 1
+        assert await look(reader, row.facts.run_id) == row
 
     async def test_messages_take_the_next_places_of_the_thread(
         self, store: Store, reader: Reader, clock: FakeClock

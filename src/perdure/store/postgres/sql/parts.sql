@@ -30,7 +30,7 @@ RETURNING 1 AS closed;
 -- name: spend_approval
 UPDATE interrupts AS x SET consumed_by = u.number
   FROM unnest($1::uuid[], $2::int[]) AS u(interrupt_id, number)
- WHERE x.interrupt_id = u.interrupt_id
+ WHERE x.interrupt_id = u.interrupt_id AND x.consumed_by IS NULL
 RETURNING 1 AS spent;
 
 -- name: insert_artifact

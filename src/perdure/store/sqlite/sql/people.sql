@@ -83,7 +83,7 @@ WHERE interrupt_id = ? AND run_id = ? AND status = 'pending';
 
 -- name: spend_approval
 UPDATE interrupts SET consumed_by = ?
-WHERE interrupt_id = ? AND run_id = ?;
+WHERE interrupt_id = ? AND run_id = ? AND consumed_by IS NULL;
 
 -- name: find_interrupt
 SELECT
