@@ -3,11 +3,15 @@
 from collections.abc import AsyncIterator
 
 import anyio
+import pytest
 
 from perdure.engine.context import PlannerContext
-from perdure.protocol.decisions import Decision, Finish
+from perdure.engine.feed import follow
+from perdure.protocol.decisions import Ask, Decision, Finish
+from perdure.protocol.errors import Invalid
 from perdure.protocol.event_views import EventView
-from perdure.protocol.events import StateEvent
+from perdure.protocol.events import EVENT_TYPES, StateEvent
+from perdure.protocol.granularity import Granularity, wanted_types
 from perdure.protocol.states import RunState
 from perdure.service.base import Service
 from perdure.service.events import as_view, follow_run, starting_point
@@ -59,6 +63,56 @@ async def test_following_from_a_snapshot_is_exact_at_every_moment(url: str, zoo:
             ]
             states = data_of(log[:last_seq], StateEvent)
             assert state is states[-1].state
+
+
+async def test_a_cursor_is_iterated_and_leaves_out_what_is_not_wanted(
+    url: str, zoo: ToolZoo
+) -> None:
+    """R-6.10: the same feed as an async iterator; a filter leaves events out, not their place."""
+
+    def decide(context: PlannerContext) -> Decision:
+        return Finish(answer="done") if context.turns else call("echo", value=1)
+
+    async with flow(url, [scripted("walker", decide, tools=["echo"])], zoo) as engine:
+        run_id = await engine.submit("walker")
+        async with follow(engine.core, run_id, 0) as cursor:
+            whole = [event async for event in cursor]
+        assert whole == await engine.events(run_id)
+        only = wanted_types(["result"], ["state"])
+        async with follow(engine.core, run_id, 0, only=only) as cursor:
+            some = [event async for event in cursor]
+        assert {event.type for event in some} == {"state", "attempt", "result"}
+        assert some == [event for event in whole if event.type in {"state", "attempt", "result"}]
+        async with follow(engine.core, run_id, 0, only=wanted_types(["action"])) as cursor:
+            assert len([event async for event in cursor]) == 1
+            assert cursor.seq == whole[-1].seq
+
+
+async def test_a_filtered_feed_tells_how_far_it_is_while_nothing_is_wanted(url: str) -> None:
+    """R-6.10: one place without a body for all that was left out, so a reconnect goes on there."""
+    async with flow(url, [scripted("asks", [Ask(title="?")])]) as engine:
+        service = Service(core=engine.core)
+        run_id = await engine.submit("asks")
+        await engine.wait_waiting(run_id)
+        last = (await engine.run(run_id)).hot.last_seq
+        start = await starting_point(service, LOCAL, run_id, 0)
+        async with follow_run(service, start, only=frozenset({"delta"})) as feed:
+            (told,) = await feed.read(wait_s=5, limit=100)
+        assert (told.seq, told.body) == (last, b"")
+
+
+def test_every_type_of_event_is_in_one_group() -> None:
+    """R-6.10."""
+    assert wanted_types() is None
+    assert wanted_types(granularity=list(Granularity)) == set(EVENT_TYPES)
+    assert [wanted_types(granularity=[name]) for name in ("delta", "message", "custom")] == [
+        {"delta"},
+        {"message"},
+        {"custom"},
+    ]
+    for wrong in ({"types": ["sate"]}, {"granularity": ["word"]}):
+        with pytest.raises(Invalid):
+            wanted_types(**wrong)
 
 
 async def test_following_never_starts_changes_or_holds_a_run(url: str, zoo: ToolZoo) -> None:

@@ -42,6 +42,29 @@ async def test_a_stream_has_every_event_in_order_and_ends_with_the_run(world: Wo
     assert [event.json() for event in events] == page["items"]
 
 
+async def test_a_filtered_stream_tells_the_places_of_what_it_leaves_out(world: World) -> None:
+    """R-6.10: `Last-Event-ID` moves on to the end, so that coming again finds nothing."""
+    run = await world.start("echo", {"times": 3})
+    path = f"/v1/runs/{run['run_id']}/events"
+    client = SseClient("127.0.0.1", world.port, f"{path}?types=action")
+    async with client.connect() as stream:
+        with anyio.fail_after(5):
+            events = await stream.rest()
+        last = stream.parser.last_event_id
+    whole = await world.get(path, limit=200)
+    actions = [item for item in whole["items"] if item["type"] == "action"]
+    assert [event.json() for event in events[:-1]] == actions
+    assert events[-1].is_end, "the end is never left out"
+    assert last == str(whole["last_seq"])
+    again = await world.http.get(path, headers={"Last-Event-ID": last})
+    assert again.status_code == 204
+    page = await world.get(path, limit=200, granularity="state,message", types="result")
+    groups = {"state", "attempt", "result", "message"}
+    assert page["items"] == [item for item in whole["items"] if item["type"] in groups]
+    wrong = await world.http.get(path, params={"types": "sate"})
+    assert (wrong.status_code, wrong.json()["field"]) == (422, "types")
+
+
 async def test_starting_a_run_can_be_answered_by_its_stream(world: World) -> None:
     """R-3.1."""
     client = SseClient(

@@ -6,9 +6,11 @@ returns fragments of replies as well, once it has caught up with the log; whatev
 a message it trims from the durable fragments (decision 30).
 """
 
+from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Self
 
 import anyio
 
@@ -19,6 +21,9 @@ from perdure.protocol.events import RecordedEvent
 from perdure.protocol.runs import RunRow
 from perdure.protocol.states import TERMINAL
 from perdure.signals.ports import Wakeup, end_topic, run_topic
+
+ITERATE_S = 60.0
+"""How long an iteration waits at once; it waits again when nothing came."""
 
 GATHER_S = 0.02
 """How long live text is gathered before the log is read and the text goes out."""
@@ -37,6 +42,25 @@ class Cursor:
         self.seq = seq
         self.ended = False
         """True once the terminal event has been passed and nothing is after it."""
+        self.only: frozenset[str] | None = None
+        """The types that iterating yields; None for all. `seq` moves over the others as well."""
+        self._next: deque[RecordedEvent] = deque()
+
+    def __aiter__(self) -> Self:
+        """Yield the events up to the run's end, waiting for those that are still to come.
+
+        Go on later behind the `seq` of the last event that was taken; the cursor's own may be
+        ahead of it.
+        """
+        return self
+
+    async def __anext__(self) -> RecordedEvent:
+        while not self._next:
+            if self.ended:
+                raise StopAsyncIteration
+            page = await self.read(wait_s=ITERATE_S)
+            self._next.extend(e for e in page if self.only is None or e.type in self.only)
+        return self._next.popleft()
 
     async def read(self, *, wait_s: float, limit: int = 100) -> list[RecordedEvent]:
         """Return the next events, at once if there are any; [] after `wait_s` without one.
@@ -127,9 +151,17 @@ class _Live:
 
 @asynccontextmanager
 async def follow(
-    core: Core, run_id: str, after: int, *, live: bool = False
+    core: Core,
+    run_id: str,
+    after: int,
+    *,
+    live: bool = False,
+    only: frozenset[str] | None = None,
 ) -> AsyncGenerator[Cursor]:
     """Open a cursor behind seq `after`; with `live`, for fragments of replies as well.
+
+    `async for event in cursor` yields events until the run has ended, of the types in `only`
+    (`granularity.wanted_types`) when it is given (R-6.10).
 
     Raises NotFound for an unknown run, HistoryReset when `after` is beyond the log.
     """
@@ -140,12 +172,16 @@ async def follow(
         raise HistoryReset("the cursor is beyond the log", details={"last_seq": row.hot.last_seq})
     async with core.signals.subscribe(run_topic(run_id)) as wakeup:
         if not live or not row.facts.options.stream or row.hot.state in TERMINAL:
-            yield Cursor(core, run_id, after, wakeup)
+            cursor = Cursor(core, run_id, after, wakeup)
+            cursor.only = only
+            yield cursor
             return
         dropped = core.metrics.engine.fragments_dropped
         with core.live.listen(run_id, dropped) as ear:
             alignment = Alignment(ear, dropped, attempt=row.hot.attempt, epoch=row.hot.cancel_epoch)
-            yield Cursor(core, run_id, after, wakeup, _Live(ear, alignment))
+            cursor = Cursor(core, run_id, after, wakeup, _Live(ear, alignment))
+            cursor.only = only
+            yield cursor
 
 
 async def wait_for_end(core: Core, run_id: str, wait_s: float) -> RunRow:

@@ -70,6 +70,26 @@ EventsAfter = Annotated[
     ),
 ]
 
+EventTypes = Annotated[
+    str | None,
+    Query(max_length=500, description="only events of these types, separated by commas"),
+]
+
+EventGranularity = Annotated[
+    str | None,
+    Query(
+        max_length=100,
+        description="only events of these groups of types, separated by commas: state, step, "
+        "message, delta, custom; added to `types`",
+    ),
+]
+
+
+def names_in(text: str | None) -> list[str]:
+    """Return the names of a list that is separated by commas."""
+    return [name.strip() for name in (text or "").split(",") if name.strip()]
+
+
 LastEventId = Annotated[
     str | None,
     Header(

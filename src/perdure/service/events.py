@@ -194,6 +194,7 @@ class Feed:
 
     cursor: Cursor
     projector: Projector
+    only: frozenset[str] | None = None
 
     @property
     def ended(self) -> bool:
@@ -203,26 +204,52 @@ class Feed:
     async def read(self, *, wait_s: float, limit: int) -> list[EncodedEvent]:
         """Return the next events, at once if there are any; [] after `wait_s` without one.
 
-        When live text was asked for, it comes between the events.
+        When live text was asked for, it comes between the events. Of events that are not wanted
+        the last one comes without a body when nothing that is wanted follows it: its seq is told.
+        The terminal event always comes, or an end could not be told from a cut.
         """
         found = await self.cursor.read_live(wait_s=wait_s, limit=limit)
-        return [
-            self.projector.live(item)
-            if isinstance(item, Fragment)
-            else await self.projector.encode(item)
-            for item in found
-        ]
+        wanted: list[EncodedEvent] = []
+        passed: EncodedEvent | None = None
+        for item in found:
+            if isinstance(item, Fragment):
+                if self.only is None or "delta" in self.only:
+                    wanted.append(self.projector.live(item))
+            elif made := await self._wanted(item):
+                wanted.append(made)
+                passed = None
+            else:
+                passed = EncodedEvent(item.seq, item.type, b"", is_end=False)
+        return wanted if passed is None else [*wanted, passed]
+
+    async def _wanted(self, event: RecordedEvent) -> EncodedEvent | None:
+        if self.only is None or event.type in self.only:
+            return await self.projector.encode(event)
+        if event.type != "state":
+            return None
+        made = await self.projector.encode(event)
+        return made if made.is_end else None
 
 
 async def read_page(
-    service: Service, principal: Principal, run_id: str, *, after: int, limit: int
+    service: Service,
+    principal: Principal,
+    run_id: str,
+    *,
+    after: int,
+    limit: int,
+    only: frozenset[str] | None = None,
 ) -> EncodedPage:
-    """Return events with a larger seq. Raises NotFound, HistoryReset (a cursor of the future)."""
+    """Return events with a larger seq. Raises NotFound, HistoryReset (a cursor of the future).
+
+    With `only`, those of these types among the next `limit`; `next` goes behind all of them.
+    """
     row = await own_run(service, principal, run_id)
     check_cursor(row, after)
     found = await service.reader.events_after(run_id, after, limit=limit)
     projector = Projector(service, row)
-    events = [await projector.encode(event) for event in found]
+    wanted = [event for event in found if only is None or event.type in only]
+    events = [await projector.encode(event) for event in wanted]
     last = found[-1].seq if found else after
     return EncodedPage(
         events=events,
@@ -277,19 +304,23 @@ class StartingPoint:
 
 @asynccontextmanager
 async def follow_run(
-    service: Service, start: StartingPoint, *, live: bool = False
+    service: Service,
+    start: StartingPoint,
+    *,
+    live: bool = False,
+    only: frozenset[str] | None = None,
 ) -> AsyncGenerator[Feed]:
     """Follow a run from its starting point; holds no connection while nothing happens.
 
     With `live`, text of replies comes as it is said, if the run is streamed and carried out in
-    this process.
+    this process. With `only`, events of these types; the cursor moves over all.
 
     Raises NotFound, HistoryReset.
     """
     run_id = start.row.facts.run_id
     after = start.after if start.gap is None else start.gap.kept_from - 1
     async with follow(service.core, run_id, after, live=live) as cursor:
-        yield Feed(cursor, Projector(service, start.row))
+        yield Feed(cursor, Projector(service, start.row), only)
 
 
 def check_cursor(row: RunRow, after: int) -> None:

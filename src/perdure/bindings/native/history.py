@@ -5,14 +5,18 @@ from starlette.responses import Response
 
 from perdure.bindings.native.starting import stream_of
 from perdure.protocol.event_views import EventView
+from perdure.protocol.granularity import wanted_types
 from perdure.server.asgi import StrictRoute
 from perdure.server.call import (
     JSON,
     AcceptHeader,
+    EventGranularity,
     EventsAfter,
+    EventTypes,
     InCall,
     LastEventId,
     event_cursor,
+    names_in,
     one,
     page,
     wants_stream,
@@ -59,17 +63,24 @@ async def follow_run(
     run_id: str,
     after: EventsAfter = None,
     limit: Limit = LIMIT_DEFAULT,
+    types: EventTypes = None,
+    granularity: EventGranularity = None,
     last_event_id: LastEventId = None,
     accept: AcceptHeader = None,
 ) -> Response:
     """Return the run's events after a seq. The stream's `id` is the seq and each `data` is one
     event as JSON; there is no `event:` line, the type stands in the data. It ends after the
     terminal event; an end without one means: come again with `Last-Event-ID`. Subscribing never
-    starts, changes or holds a run."""
+    starts, changes or holds a run. `types` and `granularity` leave events out, not their place:
+    a stream tells the seq of what it left out as an `id` alone and always has the terminal event;
+    a page's `next` goes behind what it left out."""
     place = event_cursor(last_event_id, after)
+    only = wanted_types(names_in(types), names_in(granularity))
     if wants_stream(accept, default=True):
-        return await stream_of(call, run_id, place)
-    found = await events.read_page(call.service, call.principal, run_id, after=place, limit=limit)
+        return await stream_of(call, run_id, place, only=only)
+    found = await events.read_page(
+        call.service, call.principal, run_id, after=place, limit=limit, only=only
+    )
     return Response(found.body(), media_type=JSON)
 
 

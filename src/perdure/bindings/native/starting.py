@@ -87,14 +87,18 @@ async def ended_or_not(call: Call, run: Run, wait: float) -> Run:
 
 
 async def stream_of(
-    call: Call, run_id: str, after: int, headers: Mapping[str, str] | None = None
+    call: Call,
+    run_id: str,
+    after: int,
+    headers: Mapping[str, str] | None = None,
+    only: frozenset[str] | None = None,
 ) -> Response:
     """Return the stream of a run's events; 204 when it is over and nothing comes after."""
     start = await events.starting_point(call.service, call.principal, run_id, after)
     if start.is_over:
         return Response(status_code=204)
     return EventStream(
-        lambda: events.follow_run(call.service, start, live=True),
+        lambda: events.follow_run(call.service, start, live=True, only=only),
         call.state.streams,
         first=start.gap_frame(),
         headers=headers,
