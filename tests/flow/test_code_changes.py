@@ -17,6 +17,7 @@ from perdure.protocol.runs import status_of
 from perdure.protocol.states import Answer, RunState, RunStatus
 from perdure.testing.tools import ToolZoo
 from tests.flow.test_code_agents import answer_of, failure_of
+from tests.flow.test_retry import again
 from tests.flow.world import data_of, flow
 
 Body = Callable[[Context, object], Awaitable[object]]
@@ -191,6 +192,10 @@ async def test_fifty_waiting_runs_meet_changed_code(url: str, zoo: ToolZoo) -> N
             failure = await failure_of(engine, run_id)
             assert failure.code is FailureCode.CHECKPOINT_INCOMPATIBLE
             assert "4 replaces it" in failure.reason
+        made = await again(engine, unserved[0], options={"agent_version": "4"})
+        assert await answer_of(engine, made.run_id) == ["first", True]
+        steps = data_of(await engine.events(made.run_id), ActionEvent)
+        assert steps == []
 
 
 async def blocks(ctx: Context, input: object) -> object:

@@ -258,9 +258,10 @@ def _draft_common(draft: Draft, decision: DecisionBase) -> None:
     for record in decision.records:
         match record:
             case Note():
-                draft.add(
-                    CustomEvent(name=record.name, value=record.value, position=record.position)
-                )
+                value = clean(record.value)
+                if draft.keep(value).ref is not None:
+                    raise Invalid("a reported value is larger than an inline value")
+                draft.add(CustomEvent(name=record.name, value=value, position=record.position))
             case Product():
                 add_artifact(
                     draft,

@@ -15,7 +15,7 @@ from perdure.protocol.failures import FailureCode
 from perdure.protocol.policies import Budget, Timeouts
 from perdure.protocol.runs import Metadata
 from perdure.protocol.states import InterruptKind, OnExpiry
-from perdure.protocol.values import CALLS_PER_STEP_MAX
+from perdure.protocol.values import BLOB_BYTES_MAX, CALLS_PER_STEP_MAX
 
 Position = Annotated[str, Field(max_length=200)]
 """Where an operation stands in a code agent's function: a path of indexes, `2.0.1`."""
@@ -67,7 +67,7 @@ class Product(Model):
     position: Position
     name: str = Field(min_length=1, max_length=200)
     media_type: str = Field(max_length=200)
-    data: bytes
+    data: bytes = Field(max_length=BLOB_BYTES_MAX)
 
 
 class DecisionBase(Model):
