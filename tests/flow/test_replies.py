@@ -93,7 +93,7 @@ async def test_a_worker_that_dies_in_mid_message_leaves_text_that_never_counts(
     url: str, typist: Typist
 ) -> None:
     """R-6.5, F43: the next attempt says it anew, under another id; viewers end with that."""
-    settings = replace(SETTINGS, lease_ttl_s=0.6, lease_margin_s=0.1)
+    settings = replace(SETTINGS, lease_ttl_s=1.5, lease_margin_s=0.2)
     async with flow(url, [typist.agent()], settings=settings) as engine:
         run_id = await engine.submit("teller", stream=True)
         async with following(engine.core, run_id) as follower:
