@@ -120,3 +120,18 @@ def test_what_the_tests_leave_behind_passes_verify(perdure: Program) -> None:
     perdure("run", "ships", *HERE)
     done = perdure("verify", "--json")
     assert (done.code, done.json["findings"], done.json["runs"]) == (0, [], 2)
+
+
+def test_many_runs_are_cancelled_by_filter_and_a_tree_is_shown(perdure: Program) -> None:
+    """CAN-12, R-13.1: without a filter nothing is cancelled."""
+    run_id = perdure("run", "ships", "--json", *HERE).json["run_id"]
+    shown = perdure("runs", "show", run_id, "--tree", "--json")
+    assert [run["run_id"] for run in shown.json["items"]] == [run_id]
+    assert run_id in perdure("runs", "show", run_id, "--tree").out
+    refused = perdure("runs", "cancel-many")
+    assert refused.code != 0
+    assert "invalid" in refused.err
+    done = perdure("runs", "cancel-many", "--agent", "ships", "--json")
+    assert (done.code, done.json["run_ids"]) == (0, [run_id])
+    assert perdure("runs", "cancel-many", "--all", "--json").json["run_ids"] == []
+    assert perdure("runs", "show", run_id, "--json").json["status"] == "INTERRUPTED"

@@ -27,7 +27,16 @@ from perdure.engine.heartbeat import LoopHeartbeat
 from perdure.engine.ports import ToolGrant
 from perdure.engine.worker import Worker
 from perdure.protocol.base import from_micros
-from perdure.protocol.decisions import Ask, CallTools, Decision, Finish, Sleep, ToolRequest
+from perdure.protocol.decisions import (
+    Ask,
+    CallTools,
+    ChildRequest,
+    Decision,
+    Finish,
+    Sleep,
+    Spawn,
+    ToolRequest,
+)
 from perdure.protocol.events import CustomEvent, NewEvent
 from perdure.protocol.ids import COMMIT, make_id
 from perdure.protocol.states import InterruptKind
@@ -135,6 +144,13 @@ AGENTS = (
     ),
     loop_agent("sleeper", "1", ScriptedPlanner([Sleep(duration="PT1H"), Finish()])),  # pyright: ignore[reportArgumentType]  # pydantic reads it
     loop_agent("walker", "1", ScriptedPlanner(_walks), tools=["rest"]),
+    loop_agent(
+        "manager",
+        "1",
+        ScriptedPlanner(
+            [Spawn(children=(ChildRequest(agent_id="asker"),) * 3), Finish(answer="all told")]
+        ),
+    ),
     loop_agent("broken", "1", ScriptedPlanner(_raises), tools=["echo"]),
     loop_agent(
         "double",

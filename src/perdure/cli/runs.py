@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Annotated
 
 import typer
+from pydantic import ValidationError
 
 from perdure.cli.options import LIMIT_DEFAULT, After, Db, Json, Limit, on_service
 from perdure.ops.output import (
@@ -21,12 +22,13 @@ from perdure.protocol.runs import Run, RunOptions
 from perdure.protocol.states import CancelAction, InterruptKind, InterruptStatus, RunState
 from perdure.service import branches as service_branches
 from perdure.service import runs as service_runs
-from perdure.service.base import Service, Slice
+from perdure.service.base import Service, Slice, own_run
 from perdure.service.branches import RetryRequest
 from perdure.service.events import EncodedEvent, as_view, follow_run, read_page, starting_point
 from perdure.service.principal import LOCAL
 from perdure.service.runs import ContinueRequest
 from perdure.service.tool_calls import list_tool_calls
+from perdure.service.trees import CancelManyRequest, cancel_many, runs_below
 from perdure.service.views import ToolCallView
 from perdure.store.ports import InterruptFilter
 
@@ -89,8 +91,18 @@ def list_(
 
 
 @app.command()
-def show(run: RunArgument, db: Db = None, json: Json = False) -> None:
+def show(
+    run: RunArgument,
+    tree: Annotated[
+        bool, typer.Option("--tree", help="Show the run with all runs below it.")
+    ] = False,
+    db: Db = None,
+    json: Json = False,
+) -> None:
     """Show a run with its answer or failure, and its tool calls."""
+    if tree:
+        _show_tree(run, db, json=json)
+        return
 
     async def work(service: Service) -> tuple[Run, list[ToolCallView]]:
         found = await service_runs.get_run(service, LOCAL, run)
@@ -111,6 +123,93 @@ def show(run: RunArgument, db: Db = None, json: Json = False) -> None:
                 for call in calls
             ],
         )
+
+
+def _show_tree(run_id: str, db: Db, *, json: bool) -> None:
+    async def work(service: Service) -> list[Run]:
+        row = await own_run(service, LOCAL, run_id)
+        below = await runs_below(service, row)
+        return [await service_runs.view_of(service, item) for item in (row, *below)]
+
+    found = on_service(db, work)
+    if json:
+        print_json({"items": found})
+        return
+    top = found[0].depth
+    print_table(
+        ("RUN", "AGENT", "STATUS", "STEPS", "WAITS ON"),
+        [
+            (
+                "  " * (run.depth - top) + run.run_id,
+                run.active_agent_id,
+                run.status,
+                run.step_index,
+                run.waiting_on,
+            )
+            for run in _in_tree_order(found)
+        ],
+    )
+
+
+def _in_tree_order(runs: list[Run]) -> list[Run]:
+    """Return the runs of a tree with each one's children behind it, oldest first."""
+    below: dict[str | None, list[Run]] = {}
+    for run in runs[1:]:
+        below.setdefault(run.parent_run_id, []).append(run)
+    ordered: list[Run] = []
+    waiting = [runs[0]]
+    while waiting:
+        run = waiting.pop()
+        ordered.append(run)
+        waiting += reversed(below.get(run.run_id, []))
+    return ordered
+
+
+@app.command("cancel-many")
+def cancel_many_(
+    agent: Annotated[
+        str | None, typer.Option("--agent", help="Runs of this agent.", show_default=False)
+    ] = None,
+    thread: Annotated[
+        str | None, typer.Option("--thread", help="Runs of this thread.", show_default=False)
+    ] = None,
+    state: Annotated[
+        RunState | None, typer.Option("--state", help="Runs in this state.", show_default=False)
+    ] = None,
+    tag: Annotated[
+        str | None, typer.Option("--tag", help="Runs with this tag.", show_default=False)
+    ] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="Every run, when nothing else is given.")
+    ] = False,
+    reason: Annotated[
+        str | None, typer.Option("--reason", help="Why; kept in the log.", show_default=False)
+    ] = None,
+    db: Db = None,
+    json: Json = False,
+) -> None:
+    """Ask all unfinished runs that match to stop, in batches."""
+    try:
+        wish = CancelManyRequest(
+            agent_id=agent, thread_id=thread, state=state, tag=tag, all=every, reason=reason
+        )
+    except ValidationError as error:
+        raise typer.BadParameter(str(error.errors()[0]["msg"])) from None
+
+    async def work(service: Service) -> list[str]:
+        run_ids: list[str] = []
+        more = True
+        while more:
+            batch = await cancel_many(service, LOCAL, wish, source="cli")
+            run_ids += batch.run_ids
+            more = batch.more
+        return run_ids
+
+    run_ids = on_service(db, work)
+    if json:
+        print_json({"run_ids": run_ids})
+    else:
+        print_fields([("cancelled", len(run_ids))])
 
 
 @app.command()

@@ -21,6 +21,7 @@ from perdure.protocol.states import ANSWERS, Answer, InterruptStatus
 from perdure.service.base import Service, Slice, cut, known, own_run
 from perdure.service.principal import Principal
 from perdure.service.tool_calls import data_of
+from perdure.service.trees import interrupts_in_tree
 from perdure.service.values import events_at, full
 from perdure.service.views import AskedAction, InterruptView
 from perdure.store.ports import InterruptFilter
@@ -56,14 +57,20 @@ async def list_interrupts(
     run_id: str | None,
     after: str | None,
     limit: int,
+    descendants: bool = False,
 ) -> Slice[InterruptView]:
-    """Return interrupts, oldest first. Raises NotFound for a run that is not the caller's."""
-    if run_id is not None:
-        await own_run(service, principal, run_id)
-    where = InterruptFilter(status=status, run_id=run_id)
-    found = await service.reader.list_interrupts(
-        principal.tenant_id, where, after=after, limit=limit + 1
-    )
+    """Return interrupts, oldest first; with `descendants` also those of all runs below.
+
+    Raises NotFound for a run that is not the caller's.
+    """
+    row = await own_run(service, principal, run_id) if run_id is not None else None
+    if row is not None and descendants:
+        found = await interrupts_in_tree(service, row, status=status, after=after, limit=limit + 1)
+    else:
+        where = InterruptFilter(status=status, run_id=run_id)
+        found = await service.reader.list_interrupts(
+            principal.tenant_id, where, after=after, limit=limit + 1
+        )
     rows, more = cut(found, limit)
     views = [await _view(service, principal, row, whole=False) for row in rows]
     return Slice(views, rows[-1].interrupt_id if more else None)
@@ -102,15 +109,14 @@ async def resolve(
 async def resolve_only(
     service: Service, principal: Principal, run_id: str, request: AnswerRequest
 ) -> Answered:
-    """Answer the one open interrupt of a run.
+    """Answer the one open interrupt of a run and of all below it.
 
     Raises NotFound for the run, Conflict when none or several are open (details list their ids),
     and what `resolve` raises.
     """
-    await own_run(service, principal, run_id)
-    where = InterruptFilter(status=InterruptStatus.PENDING, run_id=run_id)
-    found = await service.reader.list_interrupts(
-        principal.tenant_id, where, after=None, limit=_OPEN_MAX
+    row = await own_run(service, principal, run_id)
+    found = await interrupts_in_tree(
+        service, row, status=InterruptStatus.PENDING, after=None, limit=_OPEN_MAX
     )
     ids: list[JsonValue] = [row.interrupt_id for row in found]
     if len(found) != 1:

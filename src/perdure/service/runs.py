@@ -19,17 +19,25 @@ from perdure.protocol.ids import INTERRUPT, THREAD
 from perdure.protocol.runs import (
     Run,
     RunContext,
+    RunHot,
     RunOptions,
     RunRow,
     next_actions,
     status_of,
     waiting_on,
 )
-from perdure.protocol.states import TERMINAL, CancelAction, InterruptStatus, RunState
+from perdure.protocol.states import (
+    TERMINAL,
+    CancelAction,
+    InterruptStatus,
+    NextAction,
+    RunState,
+)
 from perdure.protocol.values import WAIT_SECONDS_MAX, BlobRef
 from perdure.service.base import Service, Slice, check_storable, cut, known, own_run
 from perdure.service.keys import check_key
 from perdure.service.principal import Principal
+from perdure.service.trees import interrupts_in_tree
 from perdure.service.values import full
 from perdure.store.commits import CancelWish
 from perdure.store.ports import InterruptFilter, RunFilter
@@ -165,6 +173,27 @@ async def list_runs(
     return Slice(items, rows[-1].facts.run_id if more else None)
 
 
+async def list_children(
+    service: Service,
+    principal: Principal,
+    run_id: str,
+    *,
+    unfinished: bool,
+    after: str | None,
+    limit: int,
+) -> Slice[Run]:
+    """Return the runs that a run started, newest first. Raises NotFound."""
+    row = await own_run(service, principal, run_id)
+    return await list_runs(
+        service,
+        principal,
+        parent_run_id=row.facts.run_id,
+        unfinished=unfinished,
+        after=after,
+        limit=limit,
+    )
+
+
 async def list_thread_runs(
     service: Service, principal: Principal, thread_id: str, *, after: str | None, limit: int
 ) -> Slice[Run]:
@@ -243,6 +272,7 @@ async def continue_run(
 async def view_of(service: Service, row: RunRow, *, whole: bool = False) -> Run:
     """Return a run as it is shown; `whole` also fetches an input and answer kept as blobs."""
     facts, hot = row.facts, row.hot
+    asked = await _open_interrupts(service, row)
     answer, answer_ref, error = await _ending(service, row)
     value = facts.input.inline
     if whole:
@@ -283,8 +313,8 @@ async def view_of(service: Service, row: RunRow, *, whole: bool = False) -> Run:
         answer_ref=answer_ref,
         error=error,
         usage=hot.counters,
-        open_interrupts=await _open_interrupts(service, row),
-        next_actions=next_actions(hot),
+        open_interrupts=asked,
+        next_actions=_actions(hot, asked),
         trace_id=facts.trace_id,
         created_at=facts.created_at,
         started_at=hot.started_at,
@@ -293,6 +323,14 @@ async def view_of(service: Service, row: RunRow, *, whole: bool = False) -> Run:
         deadline_at=hot.deadline_at,
         schema_version=facts.schema_version,
     )
+
+
+def _actions(hot: RunHot, asked: list[str]) -> list[NextAction]:
+    """Return what may be done next; what is asked below the run can be answered here too."""
+    actions = next_actions(hot)
+    if asked and hot.cancel_epoch == 0 and NextAction.AUTHORISE not in actions:
+        actions = [NextAction.ANSWER_INTERRUPT, *actions]
+    return list(dict.fromkeys(actions))
 
 
 async def _ending(
@@ -315,8 +353,14 @@ async def _ending(
 
 
 async def _open_interrupts(service: Service, row: RunRow) -> list[str]:
-    if row.hot.open_interrupts == 0:
+    """Return what is asked in the run and below it: it can be answered by id (R-13.5)."""
+    if row.hot.open_interrupts == 0 and row.hot.open_children == 0:
         return []
+    if row.hot.open_children > 0:
+        found = await interrupts_in_tree(
+            service, row, status=InterruptStatus.PENDING, after=None, limit=_OPEN_INTERRUPTS_MAX
+        )
+        return [interrupt.interrupt_id for interrupt in found]
     where = InterruptFilter(status=InterruptStatus.PENDING, run_id=row.facts.run_id)
     found = await service.reader.list_interrupts(
         row.facts.tenant_id, where, after=None, limit=_OPEN_INTERRUPTS_MAX

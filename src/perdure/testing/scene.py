@@ -32,11 +32,18 @@ from perdure.engine.core import Core
 from perdure.engine.ports import HostedAgent, ToolGrant
 from perdure.engine.submit import RunOrder, submit_run
 from perdure.ops.exits import run_async
-from perdure.ops.settings import DatabaseSettings, Settings, WorkerSettings
+from perdure.ops.settings import ChildrenSettings, DatabaseSettings, Settings, WorkerSettings
 from perdure.protocol.agents import AgentCard
 from perdure.protocol.base import TENANT_DEFAULT, Model
 from perdure.protocol.codec import canonical, digest, digest_bytes
-from perdure.protocol.decisions import CallTools, Decision, Finish, ToolRequest
+from perdure.protocol.decisions import (
+    CallTools,
+    ChildRequest,
+    Decision,
+    Finish,
+    Spawn,
+    ToolRequest,
+)
 from perdure.protocol.errors import Unavailable
 from perdure.protocol.policies import MAX_ATTEMPTS_DEFAULT
 from perdure.protocol.runs import Caller, RunContext, RunOptions
@@ -52,9 +59,11 @@ T = TypeVar("T")
 AGENT = "scene"
 CODE_AGENT = "scene-code"
 LEASE_S = 1.0
+BRANCHES, LEAVES = 8, 24
+"""A `tree` has so many branches, each with so many leaves that hold: 201 runs."""
 TRIES_MAX = 5
 
-Act = Literal["pay", "hold", "gate", "poison", "steps", "code"]
+Act = Literal["pay", "hold", "gate", "poison", "steps", "code", "tree"]
 
 _ID = re.compile(rb"\b([a-z]{2,3})_[0-9a-f]{32}")
 _contexts: TypeAdapter[PlannerContext] = TypeAdapter(PlannerContext)
@@ -67,7 +76,14 @@ def _call(*wishes: tuple[str, dict[str, JsonValue]]) -> CallTools:
     return CallTools(calls=tuple(ToolRequest(tool=tool, args=args) for tool, args in wishes))
 
 
-SCRIPTS: dict[str, Sequence[CallTools]] = {
+def _spawn(act: str, children: int) -> Spawn:
+    return Spawn(children=(ChildRequest(agent_id=AGENT, input={"act": act}),) * children)
+
+
+SCRIPTS: dict[str, Sequence[CallTools | Spawn]] = {
+    "tree": (_spawn("branch", BRANCHES),),
+    "branch": (_spawn("leaf", LEAVES),),
+    "leaf": (_call(("hold", {})),),
     "pay": (
         _call(("echo", {"value": {"b": 1, "a": "ä"}}), ("pay", {"amount": 11})),
         _call(("pay_idempotent", {"amount": 12})),
@@ -244,6 +260,7 @@ def scene_settings(db_url: str, lease_s: float = LEASE_S) -> Settings:
         worker=WorkerSettings(
             lease_ttl_s=lease_s, poll_interval_s=0.1, tool_timeout_s=60, drain_grace_s=5
         ),
+        children=ChildrenSettings(cancel_deadline_s=max(3.0, lease_s / 4)),
     )
 
 

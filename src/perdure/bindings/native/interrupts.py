@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Body
+from fastapi import APIRouter, Body, Query
 from starlette.responses import Response
 
 from perdure.protocol.ids import INTERRUPT
@@ -60,11 +60,14 @@ async def list_run_interrupts(
     call: InCall,
     run_id: str,
     status: InterruptStatus | None = None,
+    descendants: Annotated[
+        bool, Query(description="also those of all runs below, which can be answered by their id")
+    ] = False,
     after: After = None,
     limit: Limit = LIMIT_DEFAULT,
 ) -> Response:
     """Return all questions of a run with their answers."""
-    return await _list(call, status, run_id, after, limit)
+    return await _list(call, status, run_id, after, limit, descendants=descendants)
 
 
 async def _list(
@@ -73,6 +76,8 @@ async def _list(
     run_id: str | None,
     after: str | None,
     limit: int,
+    *,
+    descendants: bool = False,
 ) -> Response:
     found = await interrupts.list_interrupts(
         call.service,
@@ -81,6 +86,7 @@ async def _list(
         run_id=run_id,
         after=read_id("interrupts", INTERRUPT, after),
         limit=limit,
+        descendants=descendants,
     )
     return page(found.items, write_cursor("interrupts", found.next))
 

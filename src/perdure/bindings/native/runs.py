@@ -18,6 +18,9 @@ from perdure.server.openapi import may_answer
 from perdure.server.paging import LIMIT_DEFAULT, After, Limit, read_id, write_cursor
 from perdure.service import runs
 from perdure.service.runs import ContinueRequest, RunRequest
+from perdure.service import runs, trees
+from perdure.service.runs import RunRequest
+from perdure.service.trees import CancelledMany, CancelManyRequest
 from perdure.service.views import Page
 
 router = APIRouter(prefix="/v1", route_class=StrictRoute, tags=["runs"])
@@ -156,3 +159,49 @@ async def continue_run(
     step. It takes no value and is never an approval. The same request again changes nothing."""
     del idempotency_key
     return one(await runs.continue_run(call.service, call.principal, run_id, body))
+
+
+@router.get(
+    "/runs/{run_id}/children",
+    operation_id="list_children",
+    summary="List a run's child runs, newest first",
+    response_model=Page[Run],
+    responses=may_answer("not_found", parameters=True),
+)
+async def list_children(
+    call: InCall,
+    run_id: str,
+    unfinished: Annotated[bool, Query(description="only runs that are not terminal")] = False,
+    after: After = None,
+    limit: Limit = LIMIT_DEFAULT,
+) -> Response:
+    """Return the runs that a run started, detached ones too."""
+    found = await runs.list_children(
+        call.service,
+        call.principal,
+        run_id,
+        unfinished=unfinished,
+        after=read_id("runs", RUN, after),
+        limit=limit,
+    )
+    return page(found.items, write_cursor("runs", found.next))
+
+
+@router.post(
+    "/runs/cancel",
+    operation_id="cancel_runs",
+    summary="Cancel many runs",
+    response_model=CancelledMany,
+    responses=may_answer(body=True),
+)
+async def cancel_runs(
+    call: InCall,
+    body: Annotated[
+        CancelManyRequest, Body(openapi_examples=example({"agent_id": "research", "tag": "trial"}))
+    ],
+    idempotency_key: NaturalKey = None,
+) -> Response:
+    """Cancel unfinished runs by filter, newest first, each durably. With `more` in the answer, the
+    same request goes on with what is left."""
+    del idempotency_key
+    return one(await trees.cancel_many(call.service, call.principal, body))
