@@ -16,10 +16,8 @@ from perdure.server.call import AcceptHeader, InCall, Wait, example, one, page
 from perdure.server.idempotency import NaturalKey, RunKey
 from perdure.server.openapi import may_answer
 from perdure.server.paging import LIMIT_DEFAULT, After, Limit, read_id, write_cursor
-from perdure.service import runs
-from perdure.service.runs import ContinueRequest, RunRequest
 from perdure.service import runs, trees
-from perdure.service.runs import RunRequest
+from perdure.service.runs import ContinueRequest, RunRequest
 from perdure.service.trees import CancelledMany, CancelManyRequest
 from perdure.service.views import Page
 
