@@ -79,6 +79,17 @@ def test_a_failed_run_is_retried_in_a_new_one(perdure: Program) -> None:
     assert (again.code, again.err.split(":")[1].strip()) == (5, "conflict")
 
 
+def test_a_run_is_forked_and_compared(perdure: Program) -> None:
+    """R-7.4."""
+    run_id = perdure("run", "echo", "--input", "1", "--json", *HERE).json["run_id"]
+    done = perdure("runs", "fork", run_id, "--input", "2", "--state", '{"n": 1}', "--json")
+    assert (done.code, done.json["forked_from"], done.json["input"]) == (0, run_id, 2)
+    wrong = perdure("runs", "fork", run_id, "--checkpoint", "ckp_" + "0" * 32)
+    assert (wrong.code, wrong.err.split(":")[1].strip()) == (4, "not_found")
+    assert perdure("runs", "state", "ckp_" + "0" * 32).code == 4
+    assert perdure("runs", "diff", "ckp_" + "0" * 32, "ckp_" + "1" * 32).code == 4
+
+
 def test_an_approval_is_given_once(perdure: Program) -> None:
     """R-8.2, R-8.3."""
     run_id = perdure("run", "ships", "--json", *HERE).json["run_id"]

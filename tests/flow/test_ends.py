@@ -21,7 +21,14 @@ from perdure.protocol.events import (
 from perdure.protocol.failures import FailureCode
 from perdure.protocol.messages import Role
 from perdure.protocol.runs import next_actions, status_of
-from perdure.protocol.states import Answer, RunState, RunStatus, StepStatus, ToolCallStatus
+from perdure.protocol.states import (
+    Answer,
+    NextAction,
+    RunState,
+    RunStatus,
+    StepStatus,
+    ToolCallStatus,
+)
 from perdure.testing.embedded import call, calls, scripted, unasked
 from perdure.testing.tools import ToolZoo
 from perdure.tools import tool
@@ -148,7 +155,7 @@ async def test_what_was_done_stands_in_the_end_of_a_cancelled_run(url: str, zoo:
         assert (row.hot.state, row.hot.code) == (RunState.FAILED, FailureCode.RUN_CANCELLED)
         assert status_of(row.hot) is RunStatus.INTERRUPTED
         assert row.hot.finished_at is not None
-        assert next_actions(row.hot) == []
+        assert next_actions(row.hot) == [NextAction.RETRY, NextAction.FORK]
         (cancel,) = data_of(log, CancelEvent)
         assert (cancel.by, cancel.reason, cancel.epoch) == ("ada", "enough", 1)
         end = data_of(log, StateEvent)[-1]

@@ -79,7 +79,7 @@ async def test_a_retry_shares_finished_steps_and_asks_the_planner_again(
         run_id = await engine.submit("moody", {"go": 1}, thread_id=thread)
         failed = await engine.wait_terminal(run_id)
         assert (failed.hot.code, failed.hot.step_index) == (FailureCode.MODEL_ERROR, 3)
-        assert next_actions(failed.hot) == [NextAction.RETRY]
+        assert next_actions(failed.hot) == [NextAction.RETRY, NextAction.FORK]
         second = await engine.wait_terminal((await again(engine, run_id, reason="hm")).run_id)
         assert second.hot.code is FailureCode.MODEL_ERROR
         planner.well = True

@@ -37,7 +37,7 @@ from perdure.protocol.policies import RetryPolicy
 from perdure.protocol.runs import RunRow
 from perdure.protocol.states import Answer, CancelAction, RunState
 from perdure.service.base import Service
-from perdure.service.branches import RetryRequest, retry
+from perdure.service.branches import ForkRequest, RetryRequest, fork, retry
 from perdure.service.principal import LOCAL
 from perdure.store.commits import CancelWish, ClaimWant
 from perdure.store.ports import RunFilter
@@ -367,6 +367,9 @@ async def _branched(engine: Embedded, runs: Runs) -> None:
     made = await retry(service, LOCAL, runs["max steps"], wish)
     runs["goes on"] = made.run.run_id
     await engine.wait_terminal(runs["goes on"])
+    made = await fork(service, LOCAL, runs["artist"], ForkRequest(input="another", state={"n": 1}))
+    runs["forked"] = made.run.run_id
+    await engine.wait_terminal(runs["forked"])
 
 
 async def _families(engine: Embedded, runs: Runs) -> None:

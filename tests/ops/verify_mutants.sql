@@ -610,6 +610,13 @@ UPDATE runs SET tenant_id = 'another'
 UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.origin',
     json('{"run_id":"run_x","seq":1,"mode":"retry"}')) AS BLOB) WHERE run_id = :run AND seq = 1;
 
+-- mutant: I70 | forked | the row says that it is no fork
+UPDATE runs SET forked_from = NULL WHERE run_id = :run;
+
+-- mutant: C1 | forked | the edited state was changed
+UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.origin.state.n', 2) AS BLOB)
+    WHERE run_id = :run AND seq = 1;
+
 -- mutant: I71 | goes on | a retry of a run that succeeded | other=plain
 UPDATE runs SET retry_of = :other WHERE run_id = :run;
 

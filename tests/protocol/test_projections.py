@@ -101,8 +101,8 @@ def test_next_actions_are_those_that_the_status_allows(hot: RunHot) -> None:
     status = status_of(hot)
     kept = hot.cancel_action is not CancelAction.ROLLBACK and hot.retained_from_seq == 1
     if hot.state in TERMINAL:
-        may_retry = hot.state is RunState.FAILED and kept
-        assert actions == ([NextAction.RETRY] if may_retry else [])
+        retry = [NextAction.RETRY] if hot.state is RunState.FAILED else []
+        assert actions == ([*retry, NextAction.FORK] if kept else [])
     else:
         assert actions
     assert len(actions) == len(set(actions))

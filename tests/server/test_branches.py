@@ -1,4 +1,4 @@
-"""Going on from a run's history over HTTP: retry."""
+"""Going on from a run's history over HTTP: retry, fork, states at checkpoints."""
 
 from collections.abc import AsyncGenerator
 
@@ -47,3 +47,26 @@ async def test_what_cannot_be_retried_is_refused_and_changes_nothing(world: Worl
         assert (answer.status_code, answer.json()["code"]) == (status, code), url
     listed = (await world.http.get("/v1/runs")).json()["items"]
     assert len(listed) == 2
+
+
+async def test_a_run_is_forked_and_states_are_compared(world: World) -> None:
+    """R-7.4, R-3.2: linked by `forked_from`, once per key; a patch tells what differs."""
+    done = await world.start("echo", wait=5)
+    path = f"/v1/runs/{done['run_id']}/fork"
+    body = {"input": {"other": 1}, "state": {"n": 1}, "reason": "what if"}
+    made = await world.http.post(path, json=body, headers={"Idempotency-Key": "k"})
+    again = await world.http.post(path, json=body, headers={"Idempotency-Key": "k"})
+    run = made.json()
+    assert (made.status_code, again.json()["run_id"]) == (202, run["run_id"])
+    assert (run["forked_from"], run["input"]) == (done["run_id"], {"other": 1})
+    assert run["thread_id"] != done["thread_id"]
+    listed = await world.http.get(f"/v1/runs/{done['run_id']}/checkpoints")
+    last, *_, first = [item["checkpoint_id"] for item in listed.json()["items"]]
+    state = (await world.http.get(f"/v1/checkpoints/{last}/state")).json()
+    assert state["values"]["state"] == "succeeded"
+    found = (await world.http.get(f"/v1/checkpoints/{first}/diff/{last}")).json()
+    assert {"op": "replace", "path": "/state", "value": "succeeded"} in found["patch"]
+    for url in (f"/v1/checkpoints/ckp_{'0' * 32}/state", f"/v1/checkpoints/{first}/diff/nothing"):
+        assert (await world.http.get(url)).status_code == 404
+    wrong = await world.http.post(path, json={"state": "x" * 9000})
+    assert (wrong.status_code, wrong.json()["field"]) == (422, "/state")

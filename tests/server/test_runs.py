@@ -27,7 +27,7 @@ async def test_a_run_is_accepted_and_reaches_its_end(world: World) -> None:
     assert done["status"] == "COMPLETED"
     assert done["answer"] == "done"
     assert done["error"] is None
-    assert done["next_actions"] == []
+    assert done["next_actions"] == ["fork"]
     assert done["waiting_on"] == "nothing"
 
 

@@ -1,12 +1,12 @@
-"""`perdure runs`: list, show, events, cancel, retry."""
+"""`perdure runs`: list, show, events, cancel, retry, fork, state, diff."""
 
 from collections.abc import Callable
 from typing import Annotated
 
 import typer
-from pydantic import ValidationError
+from pydantic import JsonValue, ValidationError
 
-from perdure.cli.options import LIMIT_DEFAULT, After, Db, Json, Limit, on_service
+from perdure.cli.options import LIMIT_DEFAULT, After, Db, Json, Limit, json_of, on_service
 from perdure.ops.output import (
     note,
     print_fields,
@@ -21,15 +21,16 @@ from perdure.protocol.errors import Conflict
 from perdure.protocol.runs import Run, RunOptions
 from perdure.protocol.states import CancelAction, InterruptKind, InterruptStatus, RunState
 from perdure.service import branches as service_branches
+from perdure.service import checkpoints as service_checkpoints
 from perdure.service import runs as service_runs
 from perdure.service.base import Service, Slice, own_run
-from perdure.service.branches import RetryRequest
+from perdure.service.branches import ForkRequest, RetryRequest
 from perdure.service.events import EncodedEvent, as_view, follow_run, read_page, starting_point
 from perdure.service.principal import LOCAL
 from perdure.service.runs import ContinueRequest
 from perdure.service.tool_calls import list_tool_calls
 from perdure.service.trees import CancelManyRequest, cancel_many, runs_below
-from perdure.service.views import ToolCallView
+from perdure.service.views import CheckpointDiff, CheckpointState, ToolCallView
 from perdure.store.ports import InterruptFilter
 
 app = typer.Typer()
@@ -309,6 +310,74 @@ def retry_(
         return (await service_branches.retry(service, LOCAL, run, wish)).run
 
     _print_new_run(on_service(db, work), json)
+
+
+@app.command("fork")
+def fork_(
+    run: RunArgument,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option("--checkpoint", help="Go on from this checkpoint.", show_default=False),
+    ] = None,
+    input_: Annotated[
+        str | None,
+        typer.Option("--input", help="JSON instead of the run's input; @FILE or - reads it."),
+    ] = None,
+    state: Annotated[
+        str | None,
+        typer.Option("--state", help="JSON instead of the agent's own state; @FILE or - reads it."),
+    ] = None,
+    agent_version: Annotated[
+        str | None,
+        typer.Option("--agent-version", help="With another version.", show_default=False),
+    ] = None,
+    reason: Annotated[
+        str | None, typer.Option("--reason", help="Why; kept in the log.", show_default=False)
+    ] = None,
+    db: Db = None,
+    json: Json = False,
+) -> None:
+    """Go on from a checkpoint of a run in a new one, on a thread of its own."""
+    wish: dict[str, JsonValue] = {"checkpoint_id": checkpoint, "reason": reason}
+    if input_ is not None:
+        wish["input"] = json_of(input_, "--input")
+    if state is not None:
+        wish["state"] = json_of(state, "--state")
+    if agent_version is not None:
+        wish["options"] = {"agent_version": agent_version}
+
+    async def work(service: Service) -> Run:
+        request = ForkRequest.model_validate(wish)
+        return (await service_branches.fork(service, LOCAL, run, request)).run
+
+    _print_new_run(on_service(db, work), json)
+
+
+@app.command()
+def state(
+    checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="Id of the checkpoint.")],
+    db: Db = None,
+) -> None:
+    """Print the state of a run at a checkpoint, as JSON."""
+
+    async def work(service: Service) -> CheckpointState:
+        return await service_checkpoints.get_state(service, LOCAL, checkpoint)
+
+    print_json(on_service(db, work))
+
+
+@app.command()
+def diff(
+    first: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="Id of the first checkpoint.")],
+    second: Annotated[str, typer.Argument(metavar="OTHER", help="Id of the other checkpoint.")],
+    db: Db = None,
+) -> None:
+    """Print the JSON Patch that turns the state at one checkpoint into that at another."""
+
+    async def work(service: Service) -> CheckpointDiff:
+        return await service_checkpoints.diff(service, LOCAL, first, second)
+
+    print_json(on_service(db, work))
 
 
 def _print_new_run(run: Run, json: bool) -> None:

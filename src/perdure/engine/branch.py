@@ -1,11 +1,14 @@
-"""Opening a run that shares the history of another (R-10.3).
+"""Opening a run that shares the history of another: a retry or a fork (R-10.3, R-7.4).
 
 The new run names the place where its history begins; nothing is copied. It is a run of its own
 in every other way: its log starts at seq 1, it has its own attempts, limits and use.
 """
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Literal
+
+from pydantic import JsonValue
 
 from perdure.engine.core import Core
 from perdure.engine.fold import fold
@@ -19,6 +22,8 @@ from perdure.engine.origin import (
     shared_log,
 )
 from perdure.engine.submit import RunOrder, Start, Submitted, submit_run
+from perdure.engine.values import keep
+from perdure.protocol.codec import clean
 from perdure.protocol.errors import Conflict, Gone, Invalid
 from perdure.protocol.events import Origin, StateEvent
 from perdure.protocol.records import CheckpointRow
@@ -30,10 +35,12 @@ from perdure.protocol.states import CancelAction, RunState
 class BranchWish:
     """How a run is to go on from the history of another, and who wants it."""
 
-    mode: Literal["retry", "redrive"]
+    mode: Literal["retry", "redrive", "fork"]
     by: str
     reason: str | None = None
     checkpoint: CheckpointRow | None = None
+    edits_state: bool = False
+    state: JsonValue = None
 
 
 async def retry_run(core: Core, row: RunRow, order: RunOrder, wish: BranchWish) -> Submitted:
@@ -44,15 +51,39 @@ async def retry_run(core: Core, row: RunRow, order: RunOrder, wish: BranchWish) 
     """
     if row.hot.state is not RunState.FAILED:
         raise Conflict(f"only a failed run can be retried; this one is {row.hot.state}")
+    return await _open(core, row, order, wish, _retry_place)
+
+
+async def fork_run(core: Core, row: RunRow, order: RunOrder, wish: BranchWish) -> Submitted:
+    """Open a run of its own that goes on from a checkpoint of another, whatever became of that.
+
+    Without a checkpoint: from where a failed run ended, from before a succeeded run's last
+    decision, from the last checkpoint of a run that goes on. Raises Conflict for a run that was
+    rolled back or has no checkpoint, Gone, Invalid; else as `submit_run`.
+    """
+    if wish.edits_state and keep(wish.state).ref is not None:
+        raise Invalid("an agent's state is at most an inline value", field="/state")
+    return await _open(core, row, order, wish, _fork_place)
+
+
+Place = Callable[[Core, RunRow, BranchWish], Awaitable[Shared]]
+
+
+async def _open(
+    core: Core, row: RunRow, order: RunOrder, wish: BranchWish, find_place: Place
+) -> Submitted:
+    """Open the run that begins at a place of the history."""
     if row.hot.cancel_action is CancelAction.ROLLBACK:
         raise Conflict("the run was rolled back: its state is discarded")
     try:
-        place = await _retry_place(core, row, wish)
+        place = await find_place(core, row, wish)
         event = StateEvent(state=RunState.PENDING, origin=_origin(place, wish))
+        is_fork = wish.mode == "fork"
         start = Start(
             event=event,
             step_index=await _first_step(core, row, event),
-            retry_of=row.facts.run_id,
+            retry_of=None if is_fork else row.facts.run_id,
+            forked_from=row.facts.run_id if is_fork else None,
         )
     except OriginGone as error:
         raise Gone(f"the history is no longer kept: {error}") from error
@@ -68,7 +99,24 @@ def _origin(place: Shared, wish: BranchWish) -> Origin:
         mode=wish.mode,
         by=wish.by,
         reason=wish.reason,
+        edits_state=wish.edits_state,
+        state=clean(wish.state),
     )
+
+
+async def _fork_place(core: Core, row: RunRow, wish: BranchWish) -> Shared:
+    """Return the place of the named checkpoint, or the one a fork begins at by itself."""
+    own = Shared(facts=row.facts, until=row.hot.last_seq)
+    if wish.checkpoint is not None:
+        return place_of(wish.checkpoint, [*await origins_of(core.reader, row.facts), own])
+    if row.hot.state is RunState.FAILED:
+        return await _retry_place(core, row, wish)
+    rows = await core.reader.list_checkpoints(
+        row.facts.run_id, before=row.hot.terminal_seq, limit=1
+    )
+    if not rows:
+        raise Conflict("the run has no checkpoint yet: start one like it instead")
+    return replace(own, until=rows[0].seq)
 
 
 async def _retry_place(core: Core, row: RunRow, wish: BranchWish) -> Shared:

@@ -5,7 +5,7 @@ from datetime import datetime
 from perdure.engine.core import Core
 from perdure.engine.fold import OutOfOrder, begin_own, snapshot_digest
 from perdure.engine.history import load_history, load_value
-from perdure.engine.origin import OriginGone, origins_of, shared_events
+from perdure.engine.origin import OriginGone, Shared, origins_of, shared_events
 from perdure.engine.view import Executions, RunView, view_of
 from perdure.protocol.base import SCHEMA_VERSION
 from perdure.protocol.errors import Unreadable
@@ -67,6 +67,18 @@ async def _load(core: Core, row: RunRow) -> RunView:
     position = view.snapshot.history_position
     if position is not None and position > 1:
         view.messages = await load_history(core, thread_id, position, own)
+    return view
+
+
+async def load_past(core: Core, row: RunRow, seq: int) -> RunView:
+    """Return the view of a run as it was at a seq, without messages. Raises Damaged."""
+    view = view_of(row, row.facts.input.inline)
+    await _apply_origins(core, view)
+    try:
+        async for event in shared_events(core.reader, Shared(facts=row.facts, until=seq)):
+            _apply(view, event)
+    except OriginGone as error:
+        raise Damaged(str(error)) from error
     return view
 
 

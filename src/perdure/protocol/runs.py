@@ -272,9 +272,10 @@ def next_actions(hot: RunHot) -> list[NextAction]:
     """Return what may be done next with a run, before the caller's rights are applied."""
     status = status_of(hot)
     if hot.state in TERMINAL:
-        rolled_back = hot.cancel_action is CancelAction.ROLLBACK
-        may_retry = hot.state is RunState.FAILED and not rolled_back and hot.retained_from_seq == 1
-        return [NextAction.RETRY] if may_retry else []
+        if hot.cancel_action is CancelAction.ROLLBACK or hot.retained_from_seq > 1:
+            return []
+        retry = [NextAction.RETRY] if hot.state is RunState.FAILED else []
+        return [*retry, NextAction.FORK]
     if status is RunStatus.AUTH_REQUIRED:
         return [NextAction.AUTHORISE, NextAction.CANCEL]
     if hot.waiting_kind is InterruptKind.BREAKPOINT and status is RunStatus.INPUT_REQUIRED:

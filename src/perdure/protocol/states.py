@@ -260,6 +260,7 @@ class NextAction(StrEnum):
     CANCEL = "cancel"
     WAIT = "wait"
     RETRY = "retry"
+    FORK = "fork"
 
 
 class AttemptEnd(StrEnum):

@@ -1,10 +1,10 @@
-"""Going on from a run's history: retry (R-10.3)."""
+"""Going on from a run's history: retry and fork (R-10.3, R-7.4)."""
 
 from pydantic import Field, JsonValue
 
-from perdure.engine.branch import BranchWish, retry_run
+from perdure.engine.branch import BranchWish, fork_run, retry_run
 from perdure.engine.history import load_value
-from perdure.engine.submit import RunOrder
+from perdure.engine.submit import RunOrder, Submitted
 from perdure.protocol.base import Model
 from perdure.protocol.codec import digest
 from perdure.protocol.errors import Gone, NotFound
@@ -31,6 +31,28 @@ class RetryRequest(Model):
         default=False,
         description="run the failed calls of its last step with failures again, as they were; by "
         "default the planner is asked what to do about them",
+    )
+    reason: str | None = Field(default=None, max_length=5000, description="why, for people")
+    options: RunOptions | None = Field(
+        default=None,
+        description="options that are named here replace those of the run; `agent_version` picks "
+        "another version than the run's",
+    )
+
+
+class ForkRequest(Model):
+    """From where and how a run is to go on in another one."""
+
+    checkpoint_id: str | None = Field(
+        default=None,
+        description="go on from this checkpoint of its history; by default from where a failed run "
+        "ended, from before a succeeded run's last decision, or from the last checkpoint",
+    )
+    input: JsonValue = Field(
+        default=None, description="what the agent gets instead; absent: the run's input"
+    )
+    state: JsonValue = Field(
+        default=None, description="the agent's own state to begin with; absent: as it was there"
     )
     reason: str | None = Field(default=None, max_length=5000, description="why, for people")
     options: RunOptions | None = Field(
@@ -77,6 +99,51 @@ async def retry(
         checkpoint=await _checkpoint(service, principal, request.checkpoint_id),
     )
     made = await retry_run(service.core, row, order, wish)
+    return await _made(service, made)
+
+
+async def fork(
+    service: Service,
+    principal: Principal,
+    run_id: str,
+    request: ForkRequest,
+    *,
+    header_key: str | None = None,
+    trace_id: str | None = None,
+) -> RunMade:
+    """Open a run on a thread of its own that goes on from a checkpoint of another, or return the
+    one under the idempotency key.
+
+    Raises NotFound (run, checkpoint, version), Conflict (the run was rolled back, or has no
+    checkpoint), Gone, Invalid, Malformed, IdempotencyMismatch.
+    """
+    row = await own_run(service, principal, run_id)
+    check_storable(request.reason, "/reason")
+    asked = request.model_dump(
+        mode="json", exclude_unset=True, exclude={"options": {"idempotency_key"}}
+    )
+    own_input = "input" in request.model_fields_set
+    order = RunOrder(
+        agent_id=row.facts.agent_id,
+        input=request.input if own_input else await _input(service, row),
+        context=row.facts.context,
+        options=with_key(_options(row, request.options), header_key),
+        caller=principal.as_caller(),
+        fingerprint=digest(["fork", run_id, asked]),
+        trace_id=trace_id,
+    )
+    wish = BranchWish(
+        mode="fork",
+        by=principal.name,
+        reason=request.reason,
+        checkpoint=await _checkpoint(service, principal, request.checkpoint_id),
+        edits_state="state" in request.model_fields_set,
+        state=request.state,
+    )
+    return await _made(service, await fork_run(service.core, row, order, wish))
+
+
+async def _made(service: Service, made: Submitted) -> RunMade:
     is_over = made.row.hot.state in TERMINAL
     return RunMade(run=await view_of(service, made.row, whole=is_over), created=made.created)
 

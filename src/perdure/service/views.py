@@ -133,12 +133,16 @@ class ToolCallView(Stored):
 
 
 class CheckpointView(Stored):
-    """A position in the log from which the run can be rebuilt."""
+    """A position in the log from which the run can be rebuilt.
+
+    The parent of a run's first checkpoint is in the run whose history it shares, if it does.
+    """
 
     checkpoint_id: str
     run_id: str
     tenant_id: str
     seq: int
+    parent_run_id: str | None
     parent_seq: int | None
     step_index: int
     attempt: int
@@ -147,6 +151,23 @@ class CheckpointView(Stored):
     agent_state: JsonValue
     digest: str
     created_at: Time
+
+
+class CheckpointState(Stored):
+    """What a run's log says of it at a checkpoint, the shared history of an origin included."""
+
+    checkpoint_id: str
+    run_id: str
+    seq: int
+    values: dict[str, JsonValue]
+
+
+class CheckpointDiff(Stored):
+    """How the state at `first` becomes the state at `second`: a JSON Patch (RFC 6902)."""
+
+    first: str
+    second: str
+    patch: list[dict[str, JsonValue]]
 
 
 class AskedAction(Stored):

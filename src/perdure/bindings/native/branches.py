@@ -12,7 +12,7 @@ from perdure.server.call import AcceptHeader, InCall, Wait, example, trace_of, w
 from perdure.server.idempotency import RunKey, key_of
 from perdure.server.openapi import may_answer
 from perdure.service import branches
-from perdure.service.branches import RetryRequest
+from perdure.service.branches import ForkRequest, RetryRequest
 
 router = APIRouter(prefix="/v1", route_class=StrictRoute, tags=["runs"])
 
@@ -46,6 +46,41 @@ async def retry_run(
         call.principal,
         run_id,
         body or RetryRequest(),
+        header_key=key_of(call.request),
+        trace_id=trace_of(call.request),
+    )
+    return await started(call, made, wait=wait, as_stream=as_stream)
+
+
+@router.post(
+    "/runs/{run_id}/fork",
+    operation_id="fork_run",
+    summary="Fork a run from a checkpoint",
+    status_code=202,
+    response_model=Run,
+    responses={**STARTED, **may_answer("gone")},
+)
+async def fork_run(
+    call: InCall,
+    run_id: str,
+    body: Annotated[
+        ForkRequest | None,
+        Body(openapi_examples=example({"input": {"question": "And by region?"}})),
+    ] = None,
+    wait: Wait = 0,
+    idempotency_key: RunKey = None,
+    accept: AcceptHeader = None,
+) -> Response:
+    """Open a new run on a thread of its own, linked by `forked_from`, that goes on from a
+    checkpoint of this one with another input or agent state, if wanted. What was finished there is
+    shared and not run again; the run itself stays as it is and may go on beside."""
+    del idempotency_key  # read from the raw header, as bytes
+    as_stream = wants_stream(accept, default=False)
+    made = await branches.fork(
+        call.service,
+        call.principal,
+        run_id,
+        body or ForkRequest(),
         header_key=key_of(call.request),
         trace_id=trace_of(call.request),
     )

@@ -33,6 +33,8 @@ from perdure.server.paging import (
 from perdure.service import attempts, checkpoints, events, steps, tool_calls
 from perdure.service.views import (
     AttemptView,
+    CheckpointDiff,
+    CheckpointState,
     CheckpointView,
     EventPage,
     LateView,
@@ -215,3 +217,29 @@ async def list_checkpoints(
 async def get_checkpoint(call: InCall, checkpoint_id: str) -> Response:
     """Return one checkpoint."""
     return one(await checkpoints.get_checkpoint(call.service, call.principal, checkpoint_id))
+
+
+@router.get(
+    "/checkpoints/{checkpoint_id}/state",
+    operation_id="get_checkpoint_state",
+    summary="Show the state of a run at a checkpoint",
+    response_model=CheckpointState,
+    responses=may_answer("not_found", "gone", "conflict", parameters=True),
+)
+async def get_checkpoint_state(call: InCall, checkpoint_id: str) -> Response:
+    """Return what the log says of the run at that place: state, plan, agent state, turns, and what
+    was open."""
+    return one(await checkpoints.get_state(call.service, call.principal, checkpoint_id))
+
+
+@router.get(
+    "/checkpoints/{checkpoint_id}/diff/{other_id}",
+    operation_id="diff_checkpoints",
+    summary="Compare the states at two checkpoints",
+    response_model=CheckpointDiff,
+    responses=may_answer("not_found", "gone", "conflict", parameters=True),
+)
+async def diff_checkpoints(call: InCall, checkpoint_id: str, other_id: str) -> Response:
+    """Return the JSON Patch (RFC 6902) that turns the first state into the other; the checkpoints
+    may be of different runs, as of a run and its fork."""
+    return one(await checkpoints.diff(call.service, call.principal, checkpoint_id, other_id))

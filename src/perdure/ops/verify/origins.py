@@ -8,7 +8,8 @@ from perdure.protocol.states import RunState
 
 @rule(
     "I70",
-    "A run with an origin says so in its first event, and in no other; the origin is of the same "
+    "A run with an origin says so in its first event, and in no other, and whether it is a fork; "
+    "the origin is of the same "
     "tenant, and its events are kept up to the place that is shared.",
 )
 def origin_is_told(record: RunRecord) -> Found:
@@ -18,6 +19,10 @@ def origin_is_told(record: RunRecord) -> Found:
         told = None if data.origin is None else (data.origin.run_id, data.origin.seq)
         if told != (named if line.seq == 1 else None):
             yield line.name, f"it tells the origin {told}, the row {named}"
+        elif data.origin is not None and (data.origin.mode == "fork") == (
+            facts.forked_from is None
+        ):
+            yield line.name, f"it tells a {data.origin.mode}, the row a fork of {facts.forked_from}"
     if named is None:
         return
     if sharing.problem is not None and record.hot.retained_from_seq == 1:
