@@ -76,7 +76,7 @@ async def load_past(core: Core, row: RunRow, seq: int) -> RunView:
     await _apply_origins(core, view)
     try:
         async for event in shared_events(core.reader, Shared(facts=row.facts, until=seq)):
-            _apply(view, event)
+            _apply(core, view, event)
     except OriginGone as error:
         raise Damaged(str(error)) from error
     return view
