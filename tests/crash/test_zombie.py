@@ -111,7 +111,7 @@ async def late_of(stage: Stage, run_id: str) -> list[LateEvent]:
 async def test_a_stopped_worker_changes_nothing_when_it_is_back(
     url: str, tmp_path: Path, gate: str
 ) -> None:
-    """R-9.3, A4, F03: the new attempt finishes; the old one's result is evidence, no more."""
+    """R-9.3, A4, F03, CON-01: the new attempt finishes; the old one's result is evidence, no more."""
     async with staged(url, tmp_path) as stage:
         followed = await stage.submit("gate")
         first = await stage.worker()

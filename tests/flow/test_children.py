@@ -131,10 +131,20 @@ async def test_a_failed_child_is_data_for_its_parent(url: str) -> None:
         ]
 
 
-async def test_a_parent_waits_without_a_worker_while_its_child_asks_a_person(url: str) -> None:
-    """R-13.1, R-13.5, HITL-09: the wait outlives the worker; only what is open is asked."""
-    asking = scripted("asking", [Ask(title="one"), Ask(title="two"), Finish(answer="told")])
-    async with flow(url, [manager(ChildRequest(agent_id="asking")), asking]) as engine:
+async def test_a_parent_waits_without_a_worker_while_its_child_asks_a_person(
+    url: str, zoo: ToolZoo
+) -> None:
+    """R-13.1, R-13.5, HITL-09, RES-07: the wait outlives the worker; only what is open is asked,
+    and what the child did before is not done again."""
+    script = [
+        call("echo", value=0),
+        call("echo", value=1),
+        Ask(title="one"),
+        Ask(title="two"),
+        Finish(answer="told"),
+    ]
+    asking = scripted("asking", script, tools=["echo"])
+    async with flow(url, [manager(ChildRequest(agent_id="asking")), asking], zoo) as engine:
         run_id = await engine.submit("manager")
         row = await engine.wait_until(run_id, lambda row: row.hot.parked_on is ParkedOn.CHILD)
         assert (row.hot.lease_owner, row.hot.open_children) == (None, 1)
@@ -153,6 +163,7 @@ async def test_a_parent_waits_without_a_worker_while_its_child_asks_a_person(url
         await engine.answer(second.interrupt_id, Answer.RESPOND, value=2)
         await engine.wait_terminal(run_id)
         assert await answer_of(engine, run_id) == [["0", "succeeded", "told", None]]
+        assert zoo.executions == {"echo": 2}
 
 
 async def test_children_beside_their_parents_work(url: str, zoo: ToolZoo) -> None:

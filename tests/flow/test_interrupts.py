@@ -168,7 +168,7 @@ async def test_an_expiry_that_fails_the_run_asks_tools_what_became_of_open_calls
 async def test_the_same_answer_twice_is_accepted_and_another_is_refused(
     url: str, zoo: ToolZoo
 ) -> None:
-    """R-8.2: idempotent for the identical answer, refused with the first one shown otherwise."""
+    """R-8.2, CON-07: the identical answer is idempotent, another refused, also after the end."""
     async with flow(url, [payer()], zoo) as engine:
         run_id, question = await asked(engine)
         await engine.answer(question, Answer.APPROVE)
@@ -178,7 +178,11 @@ async def test_the_same_answer_twice_is_accepted_and_another_is_refused(
         assert refused.value.details["answer"] == Answer.APPROVE
         await answer_of(engine, run_id)
         assert (await engine.answer(question, Answer.APPROVE)).replayed
-        assert len(zoo.payments()) == 1
+        before = await engine.run(run_id)
+        with pytest.raises(AlreadyAnswered):
+            await engine.answer(question, Answer.EDIT, args={"amount": 7})
+        assert await engine.run(run_id) == before
+        assert len(await engine.core.reader.list_executions(run_id)) == len(zoo.payments()) == 1
 
 
 async def test_of_opposite_answers_at_once_one_counts(url: str, zoo: ToolZoo) -> None:

@@ -92,7 +92,7 @@ def dropped(engine: Embedded, reason: str) -> float:
 async def test_a_worker_that_dies_in_mid_message_leaves_text_that_never_counts(
     url: str, typist: Typist
 ) -> None:
-    """R-6.5, F43: the next attempt says it anew, under another id; viewers end with that."""
+    """R-6.5, F43, CKP-07: the next attempt says it anew, under another id; viewers end with that."""
     settings = replace(SETTINGS, lease_ttl_s=1.5, lease_margin_s=0.2)
     async with flow(url, [typist.agent()], settings=settings) as engine:
         run_id = await engine.submit("teller", stream=True)
@@ -203,7 +203,7 @@ async def test_a_planner_of_a_user_speaks_from_its_own_thread(url: str) -> None:
 
 
 async def test_a_model_that_goes_silent_is_asked_again_and_its_words_do_not_count(url: str) -> None:
-    """TIM-04, R-6.5: three deltas, then only keep-alive bytes; the next reply is another message."""
+    """TIM-04, CKP-07, R-6.5: three deltas, then only keep-alive bytes; the next reply is another message."""
     async with openai_stub(trickle(3), reply("all is well")) as stub:
         model = OpenAIModel("stub", base_url=stub.base_url)
         planner = ReActPlanner([model], idle_s=0.4, model_retry=RetryPolicy(backoff_s=0.01))

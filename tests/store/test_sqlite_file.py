@@ -82,6 +82,7 @@ async def test_four_processes_claim_each_run_once(path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(90)
 async def test_workers_and_an_api_on_one_file_never_see_it_locked(path: Path) -> None:
+    """CON-10: four workers and one who creates; no error, every run ends."""
     async with SqliteDatabase(path) as database:
         processes = [start("work", path, 200) for _ in range(4)]
         async with anyio.create_task_group() as tasks:

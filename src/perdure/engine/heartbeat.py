@@ -1,6 +1,7 @@
 """Renewing the leases of a worker, all in one statement (decision 16).
 
-`LoopHeartbeat` runs on the engine's loop: for stores whose writer puts renewals first.
+`LoopHeartbeat` runs on the engine's loop: for stores whose writer puts renewals first. Either
+stops what is no longer trusted in time, also while a renewal gets no answer.
 `ThreadHeartbeat` has a thread, a loop and thereby a connection of its own: a busy engine loop
 delays no renewal, and one that shows no pulse for half a lease gets none.
 """
@@ -79,6 +80,10 @@ def _deliver(holder: Holder, answers: Answers, valid_until: float) -> None:
     holder.stop_expired()
 
 
+def _look_s(core: Core) -> float:
+    return min(1.0, core.settings.lease_ttl_s / 10)
+
+
 class LoopHeartbeat:
     """Beats on the engine's own loop."""
 
@@ -92,12 +97,20 @@ class LoopHeartbeat:
 
     async def run(self, holder: Holder) -> None:
         """Beat until cancelled."""
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._watch, holder)
+            while True:
+                with anyio.move_on_after(self._core.settings.heartbeat_s):
+                    await self._bell.wait()
+                self._bell = anyio.Event()
+                answers, valid_until = await _renew(self._core, holder)
+                _deliver(holder, answers, valid_until)
+
+    async def _watch(self, holder: Holder) -> None:
+        """Stop what runs out while a renewal waits for its answer."""
         while True:
-            with anyio.move_on_after(self._core.settings.heartbeat_s):
-                await self._bell.wait()
-            self._bell = anyio.Event()
-            answers, valid_until = await _renew(self._core, holder)
-            _deliver(holder, answers, valid_until)
+            holder.stop_expired()
+            await anyio.sleep(_look_s(self._core))
 
 
 class ThreadHeartbeat:
@@ -114,7 +127,6 @@ class ThreadHeartbeat:
 
     async def run(self, holder: Holder) -> None:
         """Show the engine's pulse to the beating thread until cancelled."""
-        settings = self._core.settings
         engine_loop = asyncio.get_running_loop()
         with start_blocking_portal() as portal:
             beats = _Beats(self._core, holder, engine_loop, self._is_alive)
@@ -126,7 +138,7 @@ class ThreadHeartbeat:
                     holder.stop_expired()
                     if done.done():
                         done.result()  # a heart that stopped takes its worker down, at once
-                    await anyio.sleep(min(1.0, settings.lease_ttl_s / 10))
+                    await anyio.sleep(_look_s(self._core))
             finally:
                 self._beat_soon = lambda: None
                 done.cancel()

@@ -15,6 +15,7 @@ from perdure.protocol.records import ExecutionRow
 from perdure.protocol.states import (
     FAULT_ENDS,
     TERMINAL,
+    AttemptEnd,
     InterruptKind,
     RunState,
     ToolCallStatus,
@@ -129,8 +130,8 @@ def holder_agrees(record: RunRecord) -> Found:
 @rule(
     "I50",
     "Each `late` event was truly late: of an older epoch or attempt, after the end, or of an "
-    "execution that was given up or a call that had its result or is to be clarified. Each has "
-    "one row.",
+    "execution that was given up, a call that had its result or is to be clarified, or a worker "
+    "that let go before its lease was taken. Each has one row.",
 )
 def truly_late(record: RunRecord) -> Found:
     rows = {row.seq: row for row in record.late}
@@ -159,6 +160,9 @@ def _was_late(record: RunRecord, line: LogLine, data: LateEvent) -> bool:
         return True
     attempts = [row for row in record.attempts if row.attempt == data.attempt]
     if any(row.ended_at is not None and row.ended_at <= line.at for row in attempts):
+        return True
+    # without an answer to its heartbeats a worker lets go in time: its lease is lost afterwards
+    if any(row.end_reason in {None, AttemptEnd.LEASE_LOST} for row in attempts):
         return True
     return _had_result(record, line, data) or _was_given_up(record, line, data)
 

@@ -59,7 +59,7 @@ class FenceContract(Contract):
     async def test_a_stale_token_writes_nothing(
         self, store: Store, reader: Reader, clock: FakeClock
     ) -> None:
-        """R-9.3."""
+        """R-9.3, CON-02."""
         old = await claimed(store)
         clock.advance(TTL_S)
         await store.requeue_expired(10)
@@ -71,6 +71,7 @@ class FenceContract(Contract):
     async def test_a_late_worker_cannot_write_beside_the_new_holder(
         self, store: Store, reader: Reader, clock: FakeClock
     ) -> None:
+        """CON-02: not even under the same name; the token is another."""
         old = await claimed(store)
         clock.advance(TTL_S)
         await store.requeue_expired(10)

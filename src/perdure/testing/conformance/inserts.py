@@ -236,6 +236,7 @@ class ThreadContract(Contract):
     async def test_a_second_run_of_a_thread_waits_for_the_first(
         self, store: Store, reader: Reader
     ) -> None:
+        """CON-05: `enqueue`."""
         first = new_run()
         await store.insert_run(first)
         second = new_run(thread_id=first.thread_id)
@@ -279,7 +280,7 @@ class ThreadContract(Contract):
     async def test_reject_raises_thread_busy_and_writes_nothing(
         self, store: Store, reader: Reader
     ) -> None:
-        """R-3.4."""
+        """R-3.4, CON-05: `reject`."""
         first = new_run()
         await store.insert_run(first)
         second = new_run(thread_id=first.thread_id, strategy="reject")
@@ -292,6 +293,7 @@ class ThreadContract(Contract):
     async def test_runs_started_at_once_on_one_thread_never_overlap(
         self, store: Store, reader: Reader
     ) -> None:
+        """CON-05: however close they come."""
         thread = new_thread()
         await store.create_thread(thread)
         new = [new_run(thread_id=thread.thread_id) for _ in range(8)]

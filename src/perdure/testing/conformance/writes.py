@@ -58,6 +58,18 @@ class CommitContract(Contract):
         assert {(event.at, event.attempt, event.epoch) for event in found} == {(clock(), 1, 0)}
         assert {event.schema_version for event in found} == {SCHEMA_VERSION}
 
+    async def test_commits_of_one_moment_are_ordered_by_number(
+        self, store: Store, reader: Reader, clock: FakeClock
+    ) -> None:
+        """CON-03: the clock stands still; only seqs decide what is stale, and none is refused."""
+        held = await claimed(store)
+        for number in range(50):
+            row = await look(reader, held.row.facts.run_id)
+            await write(store, commit_of(row, note("n", number)))
+        found = (await history(reader, held.row.facts.run_id))[2:]
+        assert [event.seq for event in found] == list(range(3, 53))
+        assert {event.at for event in found} == {clock()}
+
     async def test_time_does_not_run_backwards_when_the_clock_does(
         self, store: Store, reader: Reader, clock: FakeClock
     ) -> None:
