@@ -11,7 +11,14 @@ from perdure.protocol.decisions import Ask, CallTools, Decision, Finish, ToolReq
 from perdure.protocol.errors import AlreadyAnswered, Gone, Invalid, PerdureError
 from perdure.protocol.events import ApprovalRequestEvent, ResultEvent, StateEvent, TimeoutEvent
 from perdure.protocol.failures import FailureCode
-from perdure.protocol.states import Answer, InterruptStatus, OnExpiry, RunState, ToolCallStatus
+from perdure.protocol.states import (
+    Answer,
+    InterruptKind,
+    InterruptStatus,
+    OnExpiry,
+    RunState,
+    ToolCallStatus,
+)
 from perdure.testing.embedded import Embedded, call, calls, scripted, unasked
 from perdure.testing.tools import WRITE, ToolZoo
 from perdure.tools import Returned, succeeded, tool
@@ -361,3 +368,15 @@ async def test_an_unknown_outcome_is_for_a_person_to_clear(
 
 def _ref(answer: Answer) -> str | None:
     return "invoice-1" if answer is Answer.HAPPENED else None
+
+
+async def test_an_approval_without_a_call_has_no_arguments_to_edit(url: str) -> None:
+    """R-8.3, R-21.3: refused with the field; the question stays open."""
+    script = [Ask(ask=InterruptKind.APPROVAL, title="Go on?"), Finish(answer="went on")]
+    async with flow(url, [scripted("asker", script)]) as engine:
+        run_id = await engine.submit("asker")
+        (question,) = await engine.wait_waiting(run_id)
+        with pytest.raises(Invalid, match="no call"):
+            await engine.answer(question.interrupt_id, Answer.EDIT, args={"a": 1})
+        await engine.answer(question.interrupt_id, Answer.APPROVE)
+        assert (await engine.wait_terminal(run_id)).hot.state is RunState.SUCCEEDED

@@ -146,7 +146,11 @@ def _check(
         if problem is not None:
             raise Invalid(f"the answer does not fit its schema at {problem}", field="/value")
     if reply.answer is Answer.EDIT:
-        call = calls[question.tool_call_id or ""]
+        call = calls.get(question.tool_call_id or "")
+        if call is None:
+            raise Invalid(
+                "this approval has no call whose arguments could be edited", field="/answer"
+            )
         spec = specs.get((call.tool, call.version or ""))
         problem = problem_with_value(spec.input_schema, reply.args) if spec is not None else None
         if problem is not None:

@@ -2,9 +2,8 @@
 
 from contextlib import suppress
 
-from perdure.engine.aside import needs_repair, put_aside
+from perdure.engine.aside import damage_put_aside
 from perdure.engine.core import Core
-from perdure.engine.load import Damaged
 from perdure.engine.ports import ToolRunner
 from perdure.engine.tree import close_unheld
 from perdure.protocol.errors import Conflict, NotFound
@@ -57,8 +56,5 @@ async def _close_below(core: Core, row: RunRow, tools: ToolRunner | None) -> Non
 
 
 async def _close_at_once(core: Core, run_id: str, tools: ToolRunner | None) -> None:
-    try:
+    async with damage_put_aside(core, run_id):
         await close_unheld(core, run_id, TimerKind.CLOSE, tools)
-    except Damaged as error:
-        await put_aside(core, run_id, error)
-        raise needs_repair(run_id, error) from error

@@ -8,12 +8,12 @@ from collections.abc import Callable
 
 import anyio
 
-from perdure.engine.aside import needs_repair, put_aside
+from perdure.engine.aside import damage_put_aside
 from perdure.engine.committer import announce
 from perdure.engine.core import Core
 from perdure.engine.counting import count_draft
 from perdure.engine.draft import Draft
-from perdure.engine.load import Damaged, load_view
+from perdure.engine.load import load_view
 from perdure.engine.view import RunView
 from perdure.protocol.errors import Conflict
 from perdure.protocol.runs import RunRow
@@ -54,10 +54,8 @@ async def intervene(
         if row.hot.parked_on is ParkedOn.REPAIR:
             raise Conflict("the run is put aside for repair")
         try:
-            view = await load_view(core, row)
-        except Damaged as error:
-            await put_aside(core, run_id, error)
-            raise needs_repair(run_id, error) from error
+            async with damage_put_aside(core, run_id):
+                view = await load_view(core, row)
         except Incompatible as error:
             raise Conflict(f"this release cannot carry the run on: {error}") from error
         draft = unheld_draft(core, view, row)
