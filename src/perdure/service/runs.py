@@ -328,7 +328,8 @@ async def view_of(service: Service, row: RunRow, *, whole: bool = False) -> Run:
 def _actions(hot: RunHot, asked: list[str]) -> list[NextAction]:
     """Return what may be done next; what is asked below the run can be answered here too."""
     actions = next_actions(hot)
-    if asked and hot.cancel_epoch == 0 and NextAction.AUTHORISE not in actions:
+    below = len(asked) > hot.open_interrupts
+    if below and hot.cancel_epoch == 0 and NextAction.AUTHORISE not in actions:
         actions = [NextAction.ANSWER_INTERRUPT, *actions]
     return list(dict.fromkeys(actions))
 
