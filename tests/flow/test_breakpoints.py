@@ -10,7 +10,14 @@ from perdure.protocol.errors import AlreadyAnswered, Conflict, Gone, Invalid
 from perdure.protocol.failures import FailureCode
 from perdure.protocol.records import InterruptRow
 from perdure.protocol.runs import next_actions, status_of
-from perdure.protocol.states import Answer, InterruptKind, NextAction, RunState, RunStatus
+from perdure.protocol.states import (
+    Answer,
+    CancelAction,
+    InterruptKind,
+    NextAction,
+    RunState,
+    RunStatus,
+)
 from perdure.testing.embedded import Embedded, call, calls, scripted
 from perdure.testing.tools import ToolZoo
 from tests.flow.world import flow
@@ -113,6 +120,7 @@ async def test_a_breakpoint_is_no_approval_no_question_and_no_cancel(
     agents = [
         scripted("payer", [call("pay", amount=1), Finish(answer="paid")], tools=["pay"]),
         scripted("asker", [Ask(title="Where?"), Finish(answer="there")]),
+        scripted("walker", WALK, tools=["echo"]),
     ]
     async with flow(url, agents, zoo) as engine:
         run_id = await engine.submit("payer", breakpoints=[on("before_tool"), on("after_step")])
@@ -136,7 +144,9 @@ async def test_a_breakpoint_is_no_approval_no_question_and_no_cancel(
         row, point = await paused(engine, run_id)
         assert (point, await begun(engine, run_id)) == ("after_step", 1)
         await engine.cancel(run_id)
-        assert (await engine.wait_terminal(run_id)).hot.code is FailureCode.RUN_CANCELLED
+        ended = await engine.wait_terminal(run_id)
+        assert ended.hot.code is FailureCode.RUN_CANCELLED
+        assert status_of(ended.hot) is RunStatus.INTERRUPTED
         with pytest.raises(Gone):
             await continue_run(
                 engine.core, engine.tenant_id, run_id, row.interrupt_id, mode="next", by="ada"
@@ -150,3 +160,7 @@ async def test_a_breakpoint_is_no_approval_no_question_and_no_cancel(
         )
         assert await go_on(engine, run_id) == "after_step"
         assert (await engine.wait_terminal(run_id)).hot.state is RunState.SUCCEEDED
+        run_id = await engine.submit("walker", breakpoints=[on("before_tool")])
+        await paused(engine, run_id)
+        await engine.cancel(run_id, CancelAction.ROLLBACK)
+        assert status_of((await engine.wait_terminal(run_id)).hot) is RunStatus.CANCELED
