@@ -169,6 +169,7 @@ def engine_settings(settings: Settings) -> EngineSettings:
         runs_max=worker.runs_max,
         tool_slots_max=worker.tool_slots_max,
         tool_timeout_s=worker.tool_timeout_s,
+        callback_timeout_s=worker.callback_timeout_s,
         drain_grace_s=worker.drain_grace_s,
         on_incompatible=worker.on_incompatible,
         retention=tuple(retention_rules(settings)),

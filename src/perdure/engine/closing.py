@@ -103,7 +103,7 @@ def _begin_ending(draft: Draft, failure: Failure, known: Mapping[str, ToolOutcom
     snapshot = draft.view.snapshot
     for call in list(snapshot.open_calls.values()):
         outcome = known.get(call.tool_call_id)
-        running = draft.view.executions_of(call.tool_call_id).running
+        running = draft.view.executions_of(call.tool_call_id).running or call.by_callback
         if running or outcome is not None:
             given = outcome is not None and outcome.result.status is not ToolCallStatus.PENDING
             told = outcome if given and outcome else _unfinished(draft.view, call, failure)
@@ -183,13 +183,15 @@ async def finished_effects(core: Core, view: RunView) -> list[dict[str, JsonValu
 
 
 def begun_calls(view: RunView) -> list[OpenCall]:
-    """Return open calls whose tool may have acted: running, or a person was asked about it."""
+    """Return open calls whose tool may have acted: running, waiting for their callback, or a person
+    was asked about it.
+    """
     return [call for call in view.snapshot.open_calls.values() if _was_begun(view, call)]
 
 
 def _was_begun(view: RunView, call: OpenCall) -> bool:
     running = view.executions_of(call.tool_call_id).running
-    return running or call.status is ToolCallStatus.RUNNING
+    return running or call.by_callback or call.status is ToolCallStatus.RUNNING
 
 
 async def look_up_open(

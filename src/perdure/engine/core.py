@@ -25,6 +25,7 @@ class EngineSettings:
     tool_slots_max: int = 128
     commit_batch_max: int = 128
     tool_timeout_s: float = 60.0
+    callback_timeout_s: float = 86_400.0
     cancel_grace_s: float = 5.0
     drain_grace_s: float = 20.0
     on_incompatible: Literal["fail", "repair"] = "fail"

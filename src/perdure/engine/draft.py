@@ -37,6 +37,7 @@ from perdure.store.commits import (
     InterruptClose,
     NewArtifact,
     NewBlob,
+    NewCallback,
     NewCheckpoint,
     NewExecution,
     NewInterrupt,
@@ -68,6 +69,8 @@ class Draft:
     new_children: list[NewRun] = field(default_factory=list[NewRun])
     reported: list[str] = field(default_factory=list[str])
     handed_to: tuple[str, str] | None = None
+    new_callbacks: list[NewCallback] = field(default_factory=list[NewCallback])
+    callbacks_over: list[str] = field(default_factory=list[str])
     ended_calls: list[tuple[str, ToolCallStatus]] = field(
         default_factory=list[tuple[str, ToolCallStatus]]
     )
@@ -206,6 +209,8 @@ class Draft:
             reports_to=self.reports_to,
             reported=tuple(self.reported),
             handed_to=self.handed_to,
+            new_callbacks=tuple(self.new_callbacks),
+            callbacks_over=tuple(self.callbacks_over),
         )
 
     def _checkpoint(self) -> NewCheckpoint:

@@ -19,6 +19,7 @@ from perdure.engine.journal import STEP_TOOLS
 from perdure.engine.planning import request_approval
 from perdure.engine.ports import LocalStep, PlannerFailure, ToolOutcome
 from perdure.engine.results import (
+    add_pending,
     add_result,
     add_retry,
     ask_outcome,
@@ -41,7 +42,7 @@ from perdure.store.commits import CallUpdate, NewExecution
 NO_CALLBACKS = runtime_result(
     ToolCallStatus.FAILED,
     FailureCode.TOOL_RESULT_INVALID,
-    "the tool answers by callback, which this release does not take (R-5.10)",
+    "a step of code cannot answer by callback",
 )
 
 
@@ -103,6 +104,7 @@ class Effects:
         lost = [
             call for call in self._view.running_calls() if call.tool_call_id not in self.in_flight
         ]
+        lost += [call for call in self._view.snapshot.open_calls.values() if call.overdue]
         if lost:
             for call in lost:
                 self.unrecorded.append(await self._clarify(call))
@@ -347,6 +349,8 @@ class Effects:
             if known is not None:
                 return Finished(call=call, execution=number, outcome=known, source="lookup")
         reason = "the worker was lost while the call ran"
+        if call.overdue:
+            reason = "no callback came in time"
         outcome = runtime_result(ToolCallStatus.UNKNOWN, FailureCode.TOOL_OUTCOME_UNKNOWN, reason)
         return Finished(call=call, execution=number, outcome=outcome, source="lost")
 
@@ -355,9 +359,12 @@ class Effects:
         batch = [await self._looked_up(item) for item in self.unrecorded]
         self.unrecorded = [*batch]  # its own list: calls end while the commit is being written
         draft = self.attempt.draft()
+        surpassed: list[Finished] = []  # their result came by callback, before they ended
         for item in batch:
             if item.call.tool_call_id in draft.view.snapshot.open_calls:
                 self._draft_finished(draft, item)
+            elif item.source == "tool" and item.outcome.result.status is not ToolCallStatus.PENDING:
+                surpassed.append(item)
         dispatched = self.dispatch(draft)
         if not dispatched and not self.in_flight:
             settle(draft, retry_in_s=self.retry_in_s(draft))
@@ -365,6 +372,8 @@ class Effects:
             return []
         if not await self.attempt.commit(draft):
             return []
+        for item in surpassed:
+            self.attempt.around.on_late(item, self._view, self.attempt.lease)
         done = {id(item) for item in batch}
         self.unrecorded = [item for item in self.unrecorded if id(item) not in done]
         return dispatched
@@ -390,7 +399,7 @@ class Effects:
         result = item.outcome.result
         spec = self._spec_of(call)
         if result.status is ToolCallStatus.PENDING:
-            add_result(draft, call, NO_CALLBACKS, by="runtime")
+            self._draft_pending(draft, call, item.outcome)
             return
         if result.status is ToolCallStatus.TIMED_OUT and spec is not None:
             draft.add(
@@ -415,13 +424,24 @@ class Effects:
             return
         add_result(draft, call, item.outcome, by="lookup" if item.source == "lookup" else "tool")
 
+    def _draft_pending(self, draft: Draft, call: OpenCall, outcome: ToolOutcome) -> None:
+        if call.tool in STEP_TOOLS:
+            add_result(draft, call, NO_CALLBACKS, by="runtime")
+            return
+        given_s = outcome.result.expires_in_s
+        default_s = self.attempt.around.core.settings.callback_timeout_s
+        add_pending(draft, call, outcome, default_s if given_s is None else given_s)
+
     def _draft_unknown(
         self, draft: Draft, call: OpenCall, item: Finished, spec: ToolSpec | None
     ) -> None:
         error = item.outcome.result.error
         reason = error.reason if error is not None else "the outcome is not known"
         if call.repeatable and spec is not None and self._may_repeat(draft.view, call):
-            end_execution(draft, call, ToolCallStatus.UNKNOWN)
+            if call.overdue:
+                add_retry(draft, call, item.outcome, 0)
+            else:
+                end_execution(draft, call, ToolCallStatus.UNKNOWN)
             return
         if spec is not None and spec.unknown_outcome == "tell_planner":
             add_result(draft, call, item.outcome, by="runtime")

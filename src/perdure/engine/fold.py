@@ -37,6 +37,7 @@ from perdure.protocol.events import (
     RetryEvent,
     StateEvent,
     StepEvent,
+    TimeoutEvent,
     Unknown,
 )
 from perdure.protocol.failures import Failure, FailureCode
@@ -54,6 +55,9 @@ from perdure.protocol.values import BlobRef
 
 STATE_EVENT_NAME = "perdure.state"
 """Name of the custom event that carries a new value of the agent's own state."""
+
+PENDING_EVENT_NAME = "perdure.pending"
+"""Name of the custom event that says of a call that its result comes by callback, and until when."""
 
 CORRECTABLE = frozenset(
     {
@@ -90,6 +94,12 @@ class OpenCall:
     failed_executions: int = 0
     outcome_retry_id: str | None = None
     position: str | None = None
+    by_callback: bool = False
+    """It waits for its callback. (A call whose child runs is `pending` too.)"""
+    overdue: bool = False
+    """Its callback did not come in time: what became of it is to be found out (R-5.7)."""
+    external_ref: str | None = None
+    wait_s: float = 0.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -327,6 +337,7 @@ def _fold_question(snapshot: RunSnapshot, data: ApprovalRequestEvent | Interrupt
         call = snapshot.open_calls.get(data.tool_call_id or "")
         if call is not None:
             call.status = ToolCallStatus.RUNNING
+            call.overdue = False
     snapshot.open_interrupts[opened.interrupt_id] = opened
 
 
@@ -391,6 +402,15 @@ def _fold_retry(snapshot: RunSnapshot, data: RetryEvent) -> None:
     if call is not None:
         call.failed_executions = data.failed
         call.outcome_retry_id = None  # spent by the execution that failed
+        if call.overdue:
+            call.status, call.overdue = ToolCallStatus.PROPOSED, False
+
+
+def _fold_timeout(snapshot: RunSnapshot, data: TimeoutEvent) -> None:
+    call = snapshot.open_calls.get(data.tool_call_id or "")
+    if data.subject == "callback" and call is not None:
+        call.status = ToolCallStatus.RUNNING
+        call.by_callback, call.overdue = False, True
 
 
 def _fold_cancel(snapshot: RunSnapshot, data: CancelEvent) -> None:
@@ -477,6 +497,15 @@ def _fold_custom(snapshot: RunSnapshot, data: CustomEvent) -> None:
         snapshot.agent_state_digest = digest(data.value)
     elif data.name == BREAKPOINTS_EVENT_NAME and isinstance(data.value, list):
         snapshot.breakpoints = tuple(Breakpoint.model_validate(point) for point in data.value)
+    elif data.name == PENDING_EVENT_NAME and isinstance(data.value, dict):
+        call = snapshot.open_calls.get(str(data.value.get("tool_call_id")))
+        if call is not None:
+            ref = data.value.get("external_ref")
+            call.status = ToolCallStatus.PENDING
+            call.by_callback, call.overdue = True, False
+            call.external_ref = None if ref is None else str(ref)
+            wait_s = data.value.get("expires_in_s")
+            call.wait_s = float(wait_s) if isinstance(wait_s, int | float) else 0.0
 
 
 _FOLDERS: dict[type, Callable[[RunSnapshot, Any], None]] = {
@@ -489,6 +518,7 @@ _FOLDERS: dict[type, Callable[[RunSnapshot, Any], None]] = {
     ModelEvent: _fold_model,
     StepEvent: _fold_step,
     RetryEvent: _fold_retry,
+    TimeoutEvent: _fold_timeout,
     CancelEvent: _fold_cancel,
     AttemptEvent: _fold_attempt,
     PlanEvent: _fold_plan,

@@ -1,7 +1,7 @@
 """What any process does now and then for all runs; none needs to be the only one (R-12.1).
 
 Expired leases are taken away; timers of runs that nobody holds are acted upon: a run's total
-time, an unanswered interrupt, a closing that was begun and not finished; reports of children are
+time, an unanswered interrupt, a callback that did not come, a closing that was begun and not finished; reports of children are
 delivered. Each acts once: the commit compares the run's last seq.
 """
 
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import anyio
 
 from perdure.engine.aside import put_aside
+from perdure.engine.callbacks import expire_callback
 from perdure.engine.core import Core
 from perdure.engine.expiry import expire_interrupt
 from perdure.engine.load import Damaged
@@ -65,6 +66,8 @@ class Maintenance:
                     )
                 case TimerKind.DEADLINE | TimerKind.CLOSE:
                     return await close_unheld(self.core, timer.run_id, timer.kind, self.tools)
+                case TimerKind.CALLBACK:
+                    return await expire_callback(self.core, timer.run_id, timer.ref or "")
                 case TimerKind.CHILD:
                     return await deliver_reports(self.core, timer.run_id, self.tools)
         except Unavailable:

@@ -5,12 +5,18 @@ from typing import Literal
 from pydantic import JsonValue
 
 from perdure.engine.draft import Draft
-from perdure.engine.fold import OpenCall
+from perdure.engine.fold import PENDING_EVENT_NAME, OpenCall
 from perdure.engine.ports import ProducedArtifact, ToolOutcome
 from perdure.engine.values import short
 from perdure.protocol.codec import digest_bytes
 from perdure.protocol.errors import TooLarge
-from perdure.protocol.events import ArtifactEvent, InterruptEvent, ResultEvent, RetryEvent
+from perdure.protocol.events import (
+    ArtifactEvent,
+    CustomEvent,
+    InterruptEvent,
+    ResultEvent,
+    RetryEvent,
+)
 from perdure.protocol.failures import Failure, FailureCode, Stage
 from perdure.protocol.ids import ARTIFACT, INTERRUPT
 from perdure.protocol.states import Answer, InterruptKind, ToolCallStatus
@@ -20,6 +26,7 @@ from perdure.store.commits import (
     ExecutionEnd,
     NewArtifact,
     NewBlob,
+    NewCallback,
     NewInterrupt,
 )
 
@@ -56,6 +63,9 @@ def add_result(draft: Draft, call: OpenCall, outcome: ToolOutcome, *, by: Result
         kept = draft.keep(None)
     if running:
         end_execution(draft, call, result.status)
+    if call.by_callback:
+        draft.callbacks_over.append(call.tool_call_id)
+    external_ref = result.external_ref or call.external_ref
     seq = draft.add(
         ResultEvent(
             tool_call_id=call.tool_call_id,
@@ -63,7 +73,7 @@ def add_result(draft: Draft, call: OpenCall, outcome: ToolOutcome, *, by: Result
             output=kept.inline,
             output_ref=outcome.output_ref or kept.ref,
             error=result.error,
-            external_ref=result.external_ref,
+            external_ref=external_ref,
             done=result.done,
             not_done=result.not_done,
             executions=count,
@@ -75,7 +85,7 @@ def add_result(draft: Draft, call: OpenCall, outcome: ToolOutcome, *, by: Result
         CallUpdate(
             tool_call_id=call.tool_call_id,
             status=result.status,
-            external_ref=result.external_ref,
+            external_ref=external_ref,
             result_seq=seq,
         )
     )
@@ -104,7 +114,8 @@ def end_execution(draft: Draft, call: OpenCall, outcome: ToolCallStatus) -> None
 def add_retry(draft: Draft, call: OpenCall, outcome: ToolOutcome, delay_s: float) -> None:
     """Draft that an execution failed and the call is tried again later, with the same key."""
     failure = outcome.result.error or Failure(code=FailureCode.TOOL_ERROR, reason="failed")
-    end_execution(draft, call, outcome.result.status)
+    if draft.view.executions_of(call.tool_call_id).running:
+        end_execution(draft, call, outcome.result.status)
     draft.add(
         RetryEvent(
             subject="tool",
@@ -112,6 +123,34 @@ def add_retry(draft: Draft, call: OpenCall, outcome: ToolOutcome, delay_s: float
             failure=failure,
             delay_ms=round(delay_s * 1000),
             tool_call_id=call.tool_call_id,
+        )
+    )
+
+
+def add_pending(draft: Draft, call: OpenCall, outcome: ToolOutcome, wait_s: float) -> None:
+    """Draft that a call's result comes by callback: it stays open without a worker (R-5.10)."""
+    result = outcome.result
+    for artifact in outcome.artifacts:
+        add_artifact(draft, artifact, step_index=call.step_index, tool_call_id=call.tool_call_id)
+    if draft.view.executions_of(call.tool_call_id).running:
+        end_execution(draft, call, ToolCallStatus.PENDING)
+    external_ref = result.external_ref or call.external_ref
+    draft.add(
+        CustomEvent(
+            name=PENDING_EVENT_NAME,
+            value={
+                "tool_call_id": call.tool_call_id,
+                "external_ref": external_ref,
+                "expires_in_s": wait_s,
+            },
+        )
+    )
+    draft.new_callbacks.append(NewCallback(tool_call_id=call.tool_call_id, expires_in_s=wait_s))
+    draft.call_updates.append(
+        CallUpdate(
+            tool_call_id=call.tool_call_id,
+            status=ToolCallStatus.PENDING,
+            external_ref=external_ref,
         )
     )
 

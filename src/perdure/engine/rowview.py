@@ -10,7 +10,7 @@ from perdure.engine.view import Executions, RunView, view_of
 from perdure.protocol.events import ChildUse
 from perdure.protocol.records import ToolCallRow
 from perdure.protocol.runs import RunRow
-from perdure.protocol.states import InterruptStatus, RunState, is_open
+from perdure.protocol.states import InterruptStatus, RunState, ToolCallStatus, is_open
 from perdure.store.commits import TimerKind
 from perdure.store.ports import InterruptFilter, RunFilter
 
@@ -53,6 +53,9 @@ async def _add_calls(core: Core, view: RunView) -> None:
         view.executions[run.tool_call_id] = Executions(
             count=run.number, running=run.ended_at is None
         )
+        call = view.snapshot.open_calls.get(run.tool_call_id)
+        if call is not None and call.status is ToolCallStatus.PENDING:
+            call.by_callback = True  # a child's call has no execution
 
 
 def _open_call(row: ToolCallRow) -> OpenCall:
@@ -70,6 +73,7 @@ def _open_call(row: ToolCallRow) -> OpenCall:
         side_effect=row.side_effect,
         repeatable=row.repeatable,
         status=row.status,
+        external_ref=row.external_ref,
     )
 
 

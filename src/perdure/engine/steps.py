@@ -22,7 +22,7 @@ def settle(draft: Draft, *, retry_in_s: float | None) -> None:
 
     A rejected action: the run fails. Calls to be tried later: it waits out the first back-off,
     also while questions or children are open. Open interrupts: the run waits for a person.
-    Children that are awaited: it waits for them. All are held by nobody. Else the step is done and
+    Children that are awaited: it waits for them; callbacks likewise. All are held by nobody. Else the step is done and
     planning goes on. The questions of a code agent's branches hold nobody up but their branch.
     """
     snapshot = draft.view.snapshot
@@ -39,6 +39,9 @@ def settle(draft: Draft, *, retry_in_s: float | None) -> None:
     elif waits_for_children(snapshot):
         draft.note_step(StepStatus.WAITING)
         draft.release(AttemptEnd.PARKED, ParkedOn.CHILD)
+    elif waits_for_callbacks(snapshot):
+        draft.note_step(StepStatus.WAITING)
+        draft.release(AttemptEnd.PARKED, ParkedOn.CALLBACK)
     elif snapshot.open_calls:
         draft.release(AttemptEnd.PARKED, ParkedOn.RETRY)
         draft.ready_in_s = 0
@@ -58,6 +61,12 @@ def waits_for_children(snapshot: RunSnapshot) -> bool:
     if any(call.status is not ToolCallStatus.PENDING for call in snapshot.open_calls.values()):
         return False
     return any(child.awaited for child in snapshot.open_children.values())
+
+
+def waits_for_callbacks(snapshot: RunSnapshot) -> bool:
+    """Tell whether nothing but callbacks keeps the step open."""
+    calls = snapshot.open_calls.values()
+    return bool(calls) and all(call.by_callback for call in calls)
 
 
 def finish_step(draft: Draft) -> None:

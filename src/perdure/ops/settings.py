@@ -20,6 +20,7 @@ from pydantic_settings.exceptions import SettingsError
 from typing_extensions import TypeIs
 
 from perdure.protocol.errors import Invalid
+from perdure.protocol.tools import CALLBACK_S_MAX
 
 DB_URL_DEFAULT = "sqlite:///.perdure/perdure.db"
 
@@ -111,6 +112,12 @@ class WorkerSettings(_Section):
         gt=0,
         le=86_400,
         description="seconds for a tool call that declares no timeout",
+    )
+    callback_timeout_s: float = Field(
+        default=86_400.0,
+        gt=0,
+        le=CALLBACK_S_MAX,
+        description="seconds for the callback of a tool that answers `pending` and names no time",
     )
     lease_ttl_s: float = Field(
         default=30.0,

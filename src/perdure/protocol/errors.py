@@ -8,7 +8,7 @@ PerdureError
 ├── TooSlow              `too_slow`             408  the request did not arrive in time
 ├── Conflict             `conflict`             409  the object's state forbids it
 │   ├── IdempotencyMismatch `idempotency_mismatch`  the key was used with another body
-│   ├── AlreadyAnswered  `already_answered`          the interrupt has another answer
+│   ├── AlreadyAnswered  `already_answered`          the interrupt or call has another answer
 │   ├── ThreadBusy       `thread_busy`               the thread has an active run
 │   └── HistoryReset     `history_reset`             the cursor is beyond the log
 ├── Gone                 `gone`                 410  expired, cancelled or deleted
@@ -82,7 +82,7 @@ class IdempotencyMismatch(Conflict):
 
 
 class AlreadyAnswered(Conflict):
-    """The interrupt was answered otherwise; details show the first answer."""
+    """The interrupt or call was answered otherwise; details show what stands."""
 
     code = "already_answered"
 

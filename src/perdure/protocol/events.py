@@ -261,7 +261,7 @@ class TimeoutEvent(Stored):
     """A limit of time was reached."""
 
     type: Literal["timeout"] = "timeout"
-    subject: Literal["run", "tool", "model", "approval", "interrupt"]
+    subject: Literal["run", "tool", "model", "approval", "interrupt", "callback"]
     limit_ms: int
     tool_call_id: str | None = None
     interrupt_id: str | None = None

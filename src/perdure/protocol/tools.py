@@ -11,6 +11,8 @@ from perdure.protocol.policies import RetryPolicy
 from perdure.protocol.states import SideEffect, ToolCallStatus
 
 TOOL_TIMEOUT_S_DEFAULT = 60.0
+CALLBACK_S_MAX = 366 * 86_400.0
+"""The longest time a callback is waited for."""
 
 
 class ToolSpec(Model):
@@ -69,7 +71,9 @@ class ToolSpec(Model):
 
 
 class ToolResult(Stored):
-    """What one execution came to. `status` is an outcome, or `pending` for a callback."""
+    """What one execution came to. `status` is an outcome, or `pending` for a callback, which is
+    waited for as long as `expires_in_s` says (None: the default).
+    """
 
     status: ToolCallStatus
     output: StoredValue = None
@@ -77,3 +81,4 @@ class ToolResult(Stored):
     external_ref: str | None = None
     done: str | None = None
     not_done: str | None = None
+    expires_in_s: float | None = None

@@ -53,7 +53,7 @@ KINDS: dict[str, Kind] = {
     "idempotency_mismatch": Kind(
         409, "The idempotency key belongs to another request", "the caller"
     ),
-    "already_answered": Kind(409, "The interrupt has another answer", "the caller"),
+    "already_answered": Kind(409, "The interrupt or call has another answer", "the caller"),
     "thread_busy": Kind(409, "The thread has an active run", "the caller", retry=True),
     "history_reset": Kind(409, "The cursor is beyond the end of the log", "the caller"),
     "gone": Kind(410, "The object expired, was cancelled or deleted", "nobody"),

@@ -1,10 +1,14 @@
 """Tool calls with arguments and results joined from the events that hold them."""
 
 from collections.abc import Mapping
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Literal, Self, TypeVar
 
-from pydantic import JsonValue
+from pydantic import Field, JsonValue, model_validator
 
+from perdure.engine.callbacks import call_back
+from perdure.protocol.base import Model
+from perdure.protocol.codec import clean
 from perdure.protocol.errors import NotFound
 from perdure.protocol.events import (
     ActionEvent,
@@ -14,8 +18,11 @@ from perdure.protocol.events import (
     ResultEvent,
     ResumeEvent,
 )
+from perdure.protocol.failures import Failure, FailureCode, Stage
 from perdure.protocol.ids import TOOL_CALL, step_id
 from perdure.protocol.records import ExecutionRow, InterruptRow, LateRow, ToolCallRow
+from perdure.protocol.states import ToolCallStatus
+from perdure.protocol.tools import ToolResult
 from perdure.service.base import Service, Slice, cut, known, own_run
 from perdure.service.principal import Principal
 from perdure.service.values import events_at, full
@@ -51,6 +58,74 @@ async def get_tool_call(service: Service, principal: Principal, identifier: str)
     if row is None:
         raise NotFound("there is no such tool call")
     return (await _views(service, principal, row.run_id, [row], whole=True))[0]
+
+
+class CallbackError(Model):
+    """Why a call failed, for its planner."""
+
+    reason: str = Field(min_length=1, max_length=2000)
+    details: dict[str, JsonValue] = Field(default_factory=dict)
+
+
+class CallbackRequest(Model):
+    """The result of a call whose tool answered `pending`."""
+
+    status: Literal["succeeded", "failed", "partial"]
+    output: JsonValue = None
+    error: CallbackError | None = Field(default=None, description="of `failed`, which needs it")
+    external_ref: str | None = Field(
+        default=None, max_length=1000, description="the effect's id outside"
+    )
+    done: str | None = Field(default=None, max_length=2000, description="of `partial`")
+    not_done: str | None = Field(default=None, max_length=2000, description="of `partial`")
+
+    @model_validator(mode="after")
+    def _fits_its_status(self) -> Self:
+        if (self.status == "failed") != (self.error is not None):
+            raise ValueError("error belongs to the status failed, which needs it")
+        if self.status != "partial" and (self.done is not None or self.not_done is not None):
+            raise ValueError("done and not_done are for the status partial")
+        return self
+
+    def result(self) -> ToolResult:
+        """Return what the call came to."""
+        error = self.error
+        return ToolResult(
+            status=ToolCallStatus(self.status),
+            output=clean(self.output),
+            error=None
+            if error is None
+            else Failure(
+                code=FailureCode.TOOL_ERROR,
+                reason=error.reason,
+                stage=Stage.TOOL,
+                details=error.details,
+            ),
+            external_ref=self.external_ref,
+            done=self.done,
+            not_done=self.not_done,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class GivenResult:
+    """The call with its result; `replayed` when the same result was given before."""
+
+    call: ToolCallView
+    replayed: bool
+
+
+async def give_result(
+    service: Service, principal: Principal, identifier: str, request: CallbackRequest
+) -> GivenResult:
+    """Take the callback of a call; the same one again is accepted and changes nothing.
+
+    Raises NotFound, Conflict, AlreadyAnswered, Gone, Invalid, TooLarge.
+    """
+    known(TOOL_CALL, identifier, "tool call")
+    given = await call_back(service.core, principal.tenant_id, identifier, request.result())
+    views = await _views(service, principal, given.row.run_id, [given.row], whole=True)
+    return GivenResult(views[0], given.replayed)
 
 
 async def list_late(service: Service, principal: Principal, run_id: str) -> list[LateView]:

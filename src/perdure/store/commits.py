@@ -153,6 +153,14 @@ class InterruptClose:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NewCallback:
+    """A call of the run waits for its callback, for so long."""
+
+    tool_call_id: str
+    expires_in_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NewMessage:
     """A message of the run's thread; its content is the event at `seq`."""
 
@@ -188,12 +196,15 @@ class NewBlob:
 
 
 class TimerKind(StrEnum):
-    """What is due: a run's total time, an interrupt's answer, a closing, a child's report."""
+    """What is due: a run's total time, an interrupt's answer, a closing, a child's report, the
+    callback of a call.
+    """
 
     DEADLINE = "deadline"
     EXPIRY = "expiry"
     CLOSE = "close"
     CHILD = "child"
+    CALLBACK = "callback"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -230,6 +241,10 @@ class Commit:
     """Children whose reports this commit writes into the run's log; these reports go."""
     handed_to: tuple[str, str] | None = None
     """Set: from now on this agent and version carry the run out."""
+    new_callbacks: tuple[NewCallback, ...] = ()
+    """Calls that wait for their callback from here on; a timer is set for each, or moved."""
+    callbacks_over: tuple[str, ...] = ()
+    """Calls that no longer wait for one: their timers go."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -421,7 +436,9 @@ class Requeued:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DueTimer:
-    """A timer that is due. `ref` is the interrupt of an expiry, the child of a report."""
+    """A timer that is due. `ref` is the interrupt of an expiry, the child of a report, the call of a
+    callback.
+    """
 
     run_id: str
     kind: TimerKind

@@ -115,6 +115,8 @@ class Store(Protocol):
           report (a timer of kind `child`, due at once) with its parent in the same transaction,
           until a commit of the parent names it in `reported`. A run does not end while one that
           is not detached is unfinished, and makes none after a cancel: such a commit is Refused.
+        - *Callbacks*: `new_callbacks` sets a timer of kind `callback` for each call, or moves it;
+          `callbacks_over` removes them. A call named in both has none.
         """
         ...
 

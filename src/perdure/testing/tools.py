@@ -99,7 +99,14 @@ class ToolZoo:
         self.executions: dict[str, int] = {}
         self._lock = threading.Lock()
         self.registry = ToolRegistry(
-            [*_good(self), *_paying(self), *_stuck(self), *_raising(self), *_odd_results()]
+            [
+                *_good(self),
+                *_paying(self),
+                *_stuck(self),
+                *_raising(self),
+                *_odd_results(),
+                *_later(self),
+            ]
         )
 
     def __enter__(self) -> Self:
@@ -252,6 +259,43 @@ def _paying(zoo: ToolZoo) -> list[AnyTool]:
         return {"paid": amount}
 
     return cast("list[AnyTool]", [pay, pay_idempotent, pay_with_lookup, pay_then_hang, pay_late])
+
+
+def _later(zoo: ToolZoo) -> list[AnyTool]:
+    def find(effect_key: str) -> Returned:
+        zoo.begin("lookup")
+        made = [line for line in zoo.payments() if line["key"] == effect_key]
+        return succeeded("found", external_ref="order-1") if made else not_happened()
+
+    def order(name: str, amount: int, context: ToolContext, wait_s: float | None) -> Returned:
+        zoo.begin(name)
+        append_line(zoo.journal, context.effect_key, amount)
+        return pending(external_ref="order-1", expires_in_s=wait_s)
+
+    @tool(idempotent=False, output_schema={"type": ["integer", "string"]}, **WRITE)
+    def order_later(amount: int, context: ToolContext, wait_s: float | None = None) -> Returned:
+        """Order; what became of it comes by callback."""
+        return order("order_later", amount, context, wait_s)
+
+    @tool(idempotent=False, lookup=find, **WRITE)
+    def order_with_lookup(amount: int, context: ToolContext, wait_s: float) -> Returned:
+        """Order; what became of it comes by callback, and can be looked up."""
+        return order("order_with_lookup", amount, context, wait_s)
+
+    @tool(idempotent=True, **WRITE)
+    def order_idempotent(amount: int, context: ToolContext, wait_s: float) -> object:
+        """Order; asked again it knows at once."""
+        answer = order("order_idempotent", amount, context, wait_s)
+        return answer if zoo.executions["order_idempotent"] == 1 else "asked again"
+
+    @tool(idempotent=False, **WRITE)
+    def order_slowly(answer: str) -> object:
+        """Order, and answer when the gate opens: `pending`, or the text given."""
+        zoo.begin("order_slowly")
+        zoo.gate.wait()
+        return pending() if answer == "pending" else answer
+
+    return cast("list[AnyTool]", [order_later, order_with_lookup, order_idempotent, order_slowly])
 
 
 def _stuck(zoo: ToolZoo) -> list[AnyTool]:

@@ -19,7 +19,7 @@ from perdure.protocol.errors import Invalid
 from perdure.protocol.failures import FailureCode
 from perdure.protocol.runs import Caller, RunContext
 from perdure.protocol.states import ArtifactStatus, ToolCallStatus
-from perdure.protocol.tools import ToolSpec
+from perdure.protocol.tools import CALLBACK_S_MAX, ToolSpec
 from perdure.protocol.values import BLOB_BYTES_MAX, NAME_CHARACTERS_MAX
 
 ARTIFACTS_MAX = 50
@@ -62,6 +62,7 @@ class Returned:
     external_ref: str | None = None
     done: str | None = None
     not_done: str | None = None
+    expires_in_s: float | None = None
 
 
 def succeeded(output: object = None, *, external_ref: str | None = None) -> Returned:
@@ -103,9 +104,18 @@ def failed(
     )
 
 
-def pending(*, external_ref: str | None = None) -> Returned:
-    """Say that the result comes later, by callback (R-5.10)."""
-    return Returned(status=ToolCallStatus.PENDING, external_ref=_bounded_ref(external_ref))
+def pending(*, external_ref: str | None = None, expires_in_s: float | None = None) -> Returned:
+    """Say that the result comes later, by callback, within a time (None: the default; R-5.10).
+
+    Raises Invalid for a time that is not above 0, or longer than 366 days.
+    """
+    if expires_in_s is not None and not 0 < expires_in_s <= CALLBACK_S_MAX:
+        raise Invalid("a callback is waited for more than 0 s and at most 366 days")
+    return Returned(
+        status=ToolCallStatus.PENDING,
+        external_ref=_bounded_ref(external_ref),
+        expires_in_s=expires_in_s,
+    )
 
 
 def not_happened(reason: str = "no execution is known under this key") -> Returned:

@@ -16,7 +16,7 @@ from perdure.protocol.codec import clean, encode
 from perdure.protocol.errors import Invalid
 from perdure.protocol.failures import Failure, FailureCode, Stage
 from perdure.protocol.states import SideEffect, ToolCallStatus
-from perdure.protocol.tools import ToolResult, ToolSpec
+from perdure.protocol.tools import CALLBACK_S_MAX, ToolResult, ToolSpec
 from perdure.protocol.values import BLOB_BYTES_MAX
 from perdure.tools.api import Returned, ToolContext, ToolError, ToolUnavailable
 from perdure.tools.caught import Caught
@@ -159,12 +159,16 @@ def _as_returned(result: ToolResult) -> Returned:
         external_ref=result.external_ref,
         done=result.done,
         not_done=result.not_done,
+        expires_in_s=result.expires_in_s,
     )
 
 
 def _checked(returned: Returned, spec: ToolSpec, checks: Checks) -> ToolResult:
     if returned.status not in _STATUSES:
         return _invalid(f"a tool cannot report the status {returned.status}")
+    wait_s = returned.expires_in_s
+    if wait_s is not None and not 0 < wait_s <= CALLBACK_S_MAX:
+        return _invalid("a callback is waited for more than 0 s and at most 366 days")
     output = clean(returned.output)
     ref = None if returned.external_ref is None else _text(returned.external_ref)
     problem = _problem_with(output, returned, spec, checks)
@@ -185,6 +189,7 @@ def _checked(returned: Returned, spec: ToolSpec, checks: Checks) -> ToolResult:
         external_ref=ref,
         done=None if returned.done is None else _text(returned.done),
         not_done=None if returned.not_done is None else _text(returned.not_done),
+        expires_in_s=returned.expires_in_s,
     )
 
 

@@ -1,6 +1,10 @@
-"""What a run did: events (stream or pages), attempts, steps, tool calls, checkpoints."""
+"""What a run did: events (stream or pages), attempts, steps, tool calls, checkpoints; and the
+callback that tells a call's result.
+"""
 
-from fastapi import APIRouter
+from typing import Annotated
+
+from fastapi import APIRouter, Body
 from starlette.responses import Response
 
 from perdure.bindings.native.starting import stream_of
@@ -21,6 +25,7 @@ from perdure.server.call import (
     page,
     wants_stream,
 )
+from perdure.server.idempotency import REPLAYED, NaturalKey
 from perdure.server.openapi import STREAM, may_answer
 from perdure.server.paging import (
     LIMIT_DEFAULT,
@@ -31,6 +36,7 @@ from perdure.server.paging import (
     write_cursor,
 )
 from perdure.service import attempts, checkpoints, events, steps, tool_calls
+from perdure.service.tool_calls import CallbackRequest
 from perdure.service.views import (
     AttemptView,
     CheckpointDiff,
@@ -44,6 +50,16 @@ from perdure.service.views import (
 )
 
 router = APIRouter(prefix="/v1", route_class=StrictRoute, tags=["history"])
+
+CallbackBody = Annotated[
+    CallbackRequest,
+    Body(
+        openapi_examples={
+            "succeeded": {"value": {"status": "succeeded", "output": {"rows": 12}}},
+            "failed": {"value": {"status": "failed", "error": {"reason": "no such table"}}},
+        }
+    ),
+]
 
 
 @router.get(
@@ -172,6 +188,24 @@ async def list_tool_calls(
 async def get_tool_call(call: InCall, tool_call_id: str) -> Response:
     """Return one call with its arguments, executions and result, whole."""
     return one(await tool_calls.get_tool_call(call.service, call.principal, tool_call_id))
+
+
+@router.post(
+    "/tool_calls/{tool_call_id}/result",
+    operation_id="give_tool_call_result",
+    summary="Give the result of a pending tool call",
+    response_model=ToolCallView,
+    responses=may_answer("not_found", "conflict", "already_answered", "gone", body=True),
+)
+async def give_tool_call_result(
+    call: InCall, tool_call_id: str, body: CallbackBody, idempotency_key: NaturalKey = None
+) -> Response:
+    """Give the result of a call whose tool answered `pending`; its run goes on. The same result
+    again is accepted and changes nothing. What comes after the call has another result, after its
+    time or after the end of its run is kept as late evidence (`late_results`) and refused."""
+    del idempotency_key
+    given = await tool_calls.give_result(call.service, call.principal, tool_call_id, body)
+    return one(given.call, 200, {REPLAYED: "true"} if given.replayed else None)
 
 
 @router.get(

@@ -108,7 +108,8 @@ def no_silent_repeat(record: RunRecord) -> Found:
 
 
 def _did_not_happen(record: RunRecord, before: ExecutionRow, after: ExecutionRow) -> bool:
-    return before.outcome is ToolCallStatus.FAILED and any(
+    ended = {ToolCallStatus.FAILED, ToolCallStatus.PENDING}
+    return before.outcome in ended and any(
         data.tool_call_id == before.tool_call_id
         and data.failure.details.get("happened") is False
         and before.started_at <= line.at <= after.started_at

@@ -3,7 +3,8 @@
 from perdure.ops.verify.checks import Found, rule
 from perdure.ops.verify.record import RunRecord
 from perdure.protocol.events import ChildEvent
-from perdure.protocol.states import ParkedOn, RunState, StepStatus, is_open
+from perdure.protocol.records import ToolCallRow
+from perdure.protocol.states import ParkedOn, RunState, StepStatus, ToolCallStatus, is_open
 from perdure.store.commits import TimerKind
 
 _ENDED = frozenset({StepStatus.SUCCEEDED, StepStatus.FAILED, StepStatus.CANCELLED})
@@ -41,8 +42,8 @@ def _open_children(record: RunRecord) -> int:
 @rule(
     "H4",
     "A run that goes on has a deadline timer exactly when its row has a deadline, an expiry timer "
-    "for each pending interrupt that expires, and no others but a closing timer and the reports of "
-    "children that have ended.",
+    "for each pending interrupt that expires, a callback timer for each call that waits for its "
+    "callback, and no others but a closing timer and the reports of children that have ended.",
 )
 def timers_agree(record: RunRecord) -> Found:
     if record.is_over:
@@ -53,6 +54,7 @@ def timers_agree(record: RunRecord) -> Found:
     wanted: set[tuple[TimerKind, str | None]] = {
         (TimerKind.EXPIRY, row.interrupt_id) for row in record.pending if row.expires_at is not None
     }
+    wanted |= {(TimerKind.CALLBACK, call.tool_call_id) for call in _by_callback(record)}
     if record.hot.deadline_at is not None:
         wanted.add((TimerKind.DEADLINE, None))
     for kind, ref in sorted(found - wanted, key=str):
@@ -61,10 +63,33 @@ def timers_agree(record: RunRecord) -> Found:
         yield "run", f"the {kind} timer of {ref} is missing"
 
 
+def _by_callback(record: RunRecord) -> list[ToolCallRow]:
+    """Return the calls that wait for their callback: `pending`, and not for a child."""
+    children = {data.tool_call_id for _, data in record.of(ChildEvent)}
+    return [
+        call
+        for call in record.calls
+        if call.status is ToolCallStatus.PENDING and call.tool_call_id not in children
+    ]
+
+
+@rule(
+    "H10",
+    "A call that waits for its callback was handed to its tool, and the last of its executions "
+    "ended `pending`.",
+)
+def pending_was_said(record: RunRecord) -> Found:
+    for call in _by_callback(record):
+        executions = record.executions_by_call.get(call.tool_call_id, [])
+        last = executions[-1].outcome if executions else None
+        if last is not ToolCallStatus.PENDING:
+            yield call.tool_call_id, f"it waits for its callback, its last execution is {last}"
+
+
 @rule(
     "L6",
     "A run that goes on has exactly one thing that moves it: a holder, an entry in `ready`, a "
-    "person who is asked, its children, the run before it in its thread, a closing timer, or an "
+    "person who is asked, its children, a callback, the run before it in its thread, a closing timer, or an "
     "operator.",
 )
 def one_waker(record: RunRecord) -> Found:
@@ -85,6 +110,7 @@ def _wakers(record: RunRecord) -> list[str]:
         "an entry in ready": record.is_ready,
         "a closing timer": closing and hot.parked_on is not ParkedOn.CHILD,
         "its children": hot.parked_on is ParkedOn.CHILD and hot.open_children > 0,
+        "a callback": hot.parked_on is ParkedOn.CALLBACK and bool(_by_callback(record)),
         "a person": asked and hot.parked_on is None,
         "the run before it in its thread": hot.parked_on is ParkedOn.THREAD
         and active not in {None, record.facts.run_id},
@@ -93,4 +119,4 @@ def _wakers(record: RunRecord) -> list[str]:
     return [name for name, moves in found.items() if moves]
 
 
-RULES = (counts_agree, timers_agree, one_waker)
+RULES = (counts_agree, timers_agree, pending_was_said, one_waker)

@@ -148,6 +148,11 @@ def _write_relations(tables: Tables, run: Run, commit: Commit, now: datetime) ->
     parent = tables.runs.get(commit.reports_to or "")
     if parent is not None and parent.hot.state not in TERMINAL:
         tables.set_timer(parent.facts.run_id, TimerKind.CHILD, now, commit.run_id)
+    for new in commit.new_callbacks:
+        due = now + timedelta(seconds=new.expires_in_s)
+        tables.set_timer(commit.run_id, TimerKind.CALLBACK, due, new.tool_call_id)
+    for call in commit.callbacks_over:
+        tables.drop_timer(commit.run_id, TimerKind.CALLBACK, call)
     if commit.handed_to is not None:
         run.facts = replace(run.facts, active_agent=commit.handed_to)
 

@@ -307,5 +307,7 @@ def holds_only_hot_parts(commit: Commit) -> bool:
         or commit.new_children
         or commit.reports_to is not None
         or commit.reported
+        or commit.new_callbacks
+        or commit.callbacks_over
         or commit.handed_to is not None
     )

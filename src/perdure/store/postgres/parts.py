@@ -169,6 +169,18 @@ async def _write_relations(
         for one in accepted
         for child in one.commit.reported
     ]
+    told += [
+        (hex_of(one.commit.run_id), hex_of(call), "callback")
+        for one in accepted
+        for call in one.commit.callbacks_over
+    ]
+    waited = [
+        (hex_of(one.commit.run_id), hex_of(new.tool_call_id), max(0.0, new.expires_in_s))
+        for one in accepted
+        for new in one.commit.new_callbacks
+    ]
+    if waited:
+        await connection.execute(SQL["set_callback_timers"], clock, *columns(waited))
     await delete_timers(connection, told)
     reports = [
         (hex_of(one.commit.reports_to), hex_of(one.commit.run_id))

@@ -374,10 +374,17 @@ def late_of(row: Row) -> LateRow:
     )
 
 
+_REFS = {
+    TimerKind.EXPIRY: INTERRUPT,
+    TimerKind.CHILD: RUN,
+    TimerKind.CALLBACK: TOOL_CALL,
+}
+
+
 @readable
 def timer_of(row: Row) -> DueTimer:
-    """Return a timer; only an expiry has an interrupt, and a report a child."""
+    """Return a timer; only an expiry has an interrupt, a report a child, a callback a call."""
     kind = TimerKind(row["kind"])
-    prefix = {TimerKind.EXPIRY: INTERRUPT, TimerKind.CHILD: RUN}.get(kind)
+    prefix = _REFS.get(kind)
     ref = None if prefix is None else id_in(prefix, row["ref"])
     return DueTimer(run_id=id_in(RUN, row["run_id"]), kind=kind, ref=ref)

@@ -178,6 +178,12 @@ def _write_relations(tx: Transaction, prepared: Prepared) -> None:
         parent = pack_id(commit.reports_to)
         if tx.one("is_unfinished", parent) is not None:
             tx.run("insert_timer", parent, TimerKind.CHILD.value, run, tx.now_micros)
+    for new in commit.new_callbacks:
+        due = to_micros(rules.after(tx.now, new.expires_in_s))
+        call = pack_id(new.tool_call_id)
+        tx.run("insert_timer", run, TimerKind.CALLBACK.value, call, due)
+    for call in commit.callbacks_over:
+        tx.run("delete_timer", run, TimerKind.CALLBACK.value, pack_id(call))
     if commit.handed_to is not None:
         tx.run("hand_over_run", *commit.handed_to, run)
 

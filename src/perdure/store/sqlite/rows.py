@@ -9,6 +9,7 @@ from perdure.protocol.base import from_micros, to_micros
 from perdure.protocol.codec import decode
 from perdure.protocol.events import TYPE_NAME, RecordedEvent
 from perdure.protocol.failures import FailureCode
+from perdure.protocol.ids import INTERRUPT, RUN, TOOL_CALL
 from perdure.protocol.messages import Role
 from perdure.protocol.records import (
     ArtifactRow,
@@ -446,7 +447,7 @@ def read_late(row: Row) -> LateRow:
 def read_timer(row: Row) -> DueTimer:
     """Return a timer."""
     kind = TimerKind(row[1])
-    prefix = "run" if kind is TimerKind.CHILD else "int"
+    prefix = {TimerKind.CHILD: RUN, TimerKind.CALLBACK: TOOL_CALL}.get(kind, INTERRUPT)
     return DueTimer(
         run_id=f"run_{row[0].hex()}",
         kind=kind,
