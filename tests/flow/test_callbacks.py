@@ -242,9 +242,9 @@ async def test_only_a_call_that_was_handed_to_its_tool_takes_a_callback(
     url: str, zoo: ToolZoo
 ) -> None:
     """R-5.10, R-13.4: neither one that awaits approval nor one that a child run carries out."""
-    child = scripted("child", lambda _: call("hang"), tools=["hang"])
+    child = scripted("child", [call("hang"), Finish(answer="told")], tools=["hang"])
     zoo.registry.add(agent_as_tool("child", name="ask_child"))
-    wish = calls(("pay", {"amount": 1}), ("ask_child", {"input": "go"}))
+    wish = calls(("pay", {"amount": 1}), ("ask_child", {"task": "go"}))
     parent = scripted("parent", [wish], tools=["pay", *unasked("ask_child")])
     async with flow(url, [parent, child], zoo) as engine:
         run_id = await engine.submit("parent")

@@ -17,6 +17,7 @@ from pydantic import JsonValue
 
 from perdure.agents.code import Context, agent
 from perdure.engine.breakpoints import continue_run
+from perdure.engine.callbacks import call_back
 from perdure.engine.context import PlannerContext
 from perdure.engine.ports import HostedAgent, PlannerFailure
 from perdure.protocol.decisions import (
@@ -35,7 +36,8 @@ from perdure.protocol.events import PlanItem, Usage
 from perdure.protocol.failures import Failure, FailureCode, Stage
 from perdure.protocol.policies import RetryPolicy
 from perdure.protocol.runs import RunRow
-from perdure.protocol.states import Answer, CancelAction, RunState
+from perdure.protocol.states import Answer, CancelAction, ParkedOn, RunState, ToolCallStatus
+from perdure.protocol.tools import ToolResult
 from perdure.service.base import Service
 from perdure.service.branches import ForkRequest, RetryRequest, fork, retry
 from perdure.service.principal import LOCAL
@@ -205,6 +207,7 @@ def agents() -> list[HostedAgent]:
         scripted("buggy", _Bug()),
         scripted("wrong", [call("nothing", x=1), call("echo", wrong=1), DONE], tools=["echo"]),
         scripted("idle", [DONE]),
+        scripted("later", [call("order_later", amount=1), DONE], tools=unasked("order_later")),
         scripted("paused", [call("echo", value=1), DONE], tools=["echo"]),
         scripted("spoken", _spoken, tools=["echo"]),
         coded,
@@ -392,7 +395,14 @@ async def _families(engine: Embedded, runs: Runs) -> None:
 
 
 async def _standing(engine: Embedded, runs: Runs) -> None:
-    """Runs that wait: for a person, for a time, for their turn."""
+    """Runs that wait: for a person, for a callback, for a time, for their turn."""
+    for scene in ("called back", "calling"):
+        runs[scene] = await engine.submit("later")
+        await engine.wait_until(runs[scene], lambda row: row.hot.parked_on is ParkedOn.CALLBACK)
+    [row] = await engine.core.reader.list_tool_calls(runs["called back"], after=None, limit=2)
+    result = ToolResult(status=ToolCallStatus.SUCCEEDED, output=1)
+    await call_back(engine.core, engine.tenant_id, row.tool_call_id, result)
+    await engine.wait_terminal(runs["called back"])
     runs["waiting"] = await engine.submit("asking", timeouts={"run_s": 3600})
     await engine.wait_waiting(runs["waiting"])
     runs["approving"] = await engine.submit("siblings", timeouts={"approval_s": 3600})

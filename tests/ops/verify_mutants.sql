@@ -485,6 +485,29 @@ DELETE FROM timers WHERE run_id = :run;
 -- mutant: H4 | queued | a timer for nothing
 INSERT INTO timers VALUES (:run, 'deadline', x'', 0);
 
+-- mutant: H4 | calling | no timer for a callback
+DELETE FROM timers WHERE run_id = :run;
+
+-- mutant: H4 | approving | a callback timer of a call that waits for none
+INSERT INTO timers SELECT run_id, 'callback', tool_call_id, 0 FROM tool_calls WHERE run_id = :run;
+
+-- mutant: H10 | calling | it waits for a callback, and its execution runs
+UPDATE tool_executions SET outcome = NULL, ended_at = NULL WHERE run_id = :run;
+
+-- mutant: H10 | calling | it waits for a callback and was never handed to its tool
+DELETE FROM tool_executions WHERE run_id = :run;
+
+-- mutant: L6 | calling | it waits for a callback, and no call does
+UPDATE tool_calls SET status = 'running' WHERE run_id = :run;
+
+-- mutant: L6 | calling | a run that waits for a callback can be claimed
+INSERT INTO ready SELECT run_id, queue, priority, 0, tenant_id, agent_id, agent_version, 1, 0
+    FROM runs WHERE run_id = :run;
+
+-- mutant: I28 | calling | run again while it waits for its callback
+INSERT INTO tool_executions SELECT run_id, tool_call_id, number + 1, attempt, args_digest, ended_at,
+    ended_at, outcome FROM tool_executions WHERE run_id = :run;
+
 -- mutant: L6 | sleeping | nothing wakes a sleeping run
 DELETE FROM ready WHERE run_id = :run;
 

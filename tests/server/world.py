@@ -51,6 +51,7 @@ from perdure.store.commits import Commit, Committed, Guard, HotUpdate
 from perdure.store.memory import MemoryDatabase
 from perdure.telemetry.metrics import Metrics
 from perdure.testing.sse_client import SseClient
+from perdure.tools.api import Returned, pending
 from perdure.tools.decorator import tool
 from perdure.tools.runner import LocalToolRunner
 from tests.flow.world import assert_sound, database_at
@@ -83,6 +84,12 @@ def echo(text: str) -> str:
 def publish(title: str, copies: int = 1) -> str:
     """Publish a report."""
     return f"{title} x{copies}"
+
+
+@tool(side_effect="external", idempotent=False, timeout_s=10, compensation="none is needed")
+def order(amount: int) -> Returned:
+    """Order; the result comes by callback."""
+    return pending(external_ref=f"order-{amount}")
 
 
 @tool(trusted=True)
@@ -151,6 +158,12 @@ AGENTS = (
             [Spawn(children=(ChildRequest(agent_id="asker"),) * 3), Finish(answer="all told")]
         ),
     ),
+    loop_agent(
+        "buyer",
+        "1",
+        ScriptedPlanner([_calls("order", amount=1), Finish(answer="bought")]),
+        tools=[ToolGrant(name="order", approve="never")],
+    ),
     loop_agent("broken", "1", ScriptedPlanner(_raises), tools=["echo"]),
     loop_agent(
         "double",
@@ -175,7 +188,7 @@ REGISTRY = AgentRegistry()
 """The agents and tools, also for server processes: `--agents tests.server.world:REGISTRY`."""
 
 REGISTRY.add(*AGENTS)
-REGISTRY.add_tool(echo, publish, rest)
+REGISTRY.add_tool(echo, order, publish, rest)
 
 
 @dataclass(slots=True)
@@ -217,6 +230,15 @@ class World:
             while True:
                 run = await self.get(f"/v1/runs/{run_id}")
                 if run["state"] in states:
+                    return run
+                await anyio.sleep(0.005)
+
+    async def until_waiting(self, run_id: str, on: str) -> dict[str, Any]:
+        """Return the run once it waits for that."""
+        with anyio.fail_after(5):
+            while True:
+                run = await self.get(f"/v1/runs/{run_id}")
+                if run["waiting_on"] == on:
                     return run
                 await anyio.sleep(0.005)
 

@@ -2,11 +2,14 @@
 
 from dataclasses import replace
 
-from perdure.store.commits import DueTimer, TimerKind
+from perdure.protocol.ids import TOOL_CALL
+from perdure.protocol.states import AttemptEnd, ParkedOn
+from perdure.store.commits import DueTimer, NewCallback, TimerKind
 from perdure.store.ports import Reader, Store
 from perdure.testing.builders import (
     BACKOFF_S,
     FAILED,
+    TO_EXECUTING,
     TTL_S,
     WORKER,
     advanced,
@@ -17,6 +20,7 @@ from perdure.testing.builders import (
     claimed,
     commit_of,
     lease_of,
+    new_id,
     new_run,
     note,
     parked,
@@ -100,6 +104,37 @@ class TimerContract(Contract):
         assert await reader.timers_of(asked.run_id) == []
         clock.advance(31)
         assert await reader.due_timers(10) == []
+
+    async def test_each_callback_has_its_own_timer(
+        self, store: Store, reader: Reader, clock: FakeClock
+    ) -> None:
+        """R-5.10: set, moved and removed by the commits of a call's run; due beside no holder."""
+        held = await claimed(store)
+        first, second = new_id(TOOL_CALL), new_id(TOOL_CALL)
+        waits = (
+            NewCallback(tool_call_id=first, expires_in_s=20.0),
+            NewCallback(tool_call_id=second, expires_in_s=10.0),
+        )
+        commit = commit_of(held.row, note(), path=TO_EXECUTING)
+        row = await advanced(store, reader, replace(commit, new_callbacks=waits))
+        run_id = commit.run_id
+        both = [timer(run_id, TimerKind.CALLBACK, call) for call in (second, first)]
+        assert await reader.timers_of(run_id) == both
+        moved = (NewCallback(tool_call_id=second, expires_in_s=30.0),)
+        row = await advanced(store, reader, replace(commit_of(row, note()), new_callbacks=moved))
+        clock.advance(25)
+        assert await reader.due_timers(10) == []
+        waiting = commit_of(row, note())
+        waiting = replace(waiting, attempt_end=AttemptEnd.PARKED)
+        waiting = replace(waiting, hot=replace(waiting.hot, parked_on=ParkedOn.CALLBACK))
+        row = await advanced(store, reader, waiting)
+        assert await reader.due_timers(10) == [both[1]]
+        over = replace(commit_of(row, note()), callbacks_over=(first,))
+        over = replace(over, hot=replace(over.hot, parked_on=ParkedOn.CALLBACK))
+        row = await advanced(store, reader, over)
+        assert await reader.timers_of(run_id) == [both[0]]
+        await write(store, commit_of(row, path=(FAILED,)))
+        assert await reader.timers_of(run_id) == []
 
     async def test_each_interrupt_has_its_own_expiry(
         self, store: Store, reader: Reader, clock: FakeClock
