@@ -25,6 +25,7 @@ async def test_a_callback_is_taken_once_and_what_comes_after_is_late() -> None:
             {"status": "succeeded", "done": "half"},
             {"status": "succeeded", "error": {"reason": "no"}},
             {"status": "failed"},
+            {"status": "failed", "error": {"reason": "no", "details": {"text": "x" * 9000}}},
             {"status": "failed", "error": {"reason": "no", "code": "X"}},
         ):
             answer = await world.http.post(result, json=wrong)

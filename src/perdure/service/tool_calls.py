@@ -8,7 +8,7 @@ from pydantic import Field, JsonValue, model_validator
 
 from perdure.engine.callbacks import call_back
 from perdure.protocol.base import Model
-from perdure.protocol.codec import clean
+from perdure.protocol.codec import clean, encode
 from perdure.protocol.errors import NotFound
 from perdure.protocol.events import (
     ActionEvent,
@@ -30,6 +30,7 @@ from perdure.service.views import ExecutionView, LateView, ToolCallView
 from perdure.store.ports import InterruptFilter
 
 _INTERRUPTS_MAX = 200
+ERROR_DETAILS_BYTES_MAX = 8 * 1024
 
 DataT = TypeVar("DataT")
 
@@ -65,6 +66,12 @@ class CallbackError(Model):
 
     reason: str = Field(min_length=1, max_length=2000)
     details: dict[str, JsonValue] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _is_small(self) -> Self:
+        if len(encode(self.details)) > ERROR_DETAILS_BYTES_MAX:
+            raise ValueError(f"details have at most {ERROR_DETAILS_BYTES_MAX} bytes")
+        return self
 
 
 class CallbackRequest(Model):
