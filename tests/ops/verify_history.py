@@ -320,7 +320,9 @@ async def _cancelled(engine: Embedded, runs: Runs, zoo: ToolZoo) -> None:
     thread_id = (await engine.run(runs["cancelled waiting"])).facts.thread_id
     runs["cancelled queued"] = await engine.submit("idle", thread_id=thread_id)
     await engine.cancel(runs["cancelled queued"], CancelAction.ROLLBACK)
-    await engine.cancel(runs["cancelled waiting"])
+    runs["superseding"] = await engine.submit(
+        "idle", thread_id=thread_id, multitask_strategy="interrupt"
+    )
     runs["stubborn"] = await engine.submit("stubborn")
     await zoo.wait_started("stubborn")
     await engine.cancel(runs["stubborn"])

@@ -643,6 +643,18 @@ UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.origin.state.n', 2
 -- mutant: I71 | goes on | a retry of a run that succeeded | other=plain
 UPDATE runs SET retry_of = :other WHERE run_id = :run;
 
+-- mutant: I72 | superseding | it superseded a run of another thread | other=plain
+UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.supersedes',
+    'run_' || lower(hex(:other))) AS BLOB) WHERE run_id = :run AND seq = 1;
+
+-- mutant: I72 | superseding | the run that it superseded was not cancelled so
+UPDATE runs SET options = CAST(json_set(CAST(options AS TEXT), '$.multitask_strategy',
+    'rollback') AS BLOB) WHERE run_id = :run;
+
+-- mutant: I72 | superseding | a later event names it
+UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.supersedes', 'run_x') AS BLOB)
+    WHERE run_id = :run AND type = :t_state AND seq > 1;
+
 -- mutant: I44 | goes on | a step that the shared history has
 UPDATE steps SET step_index = 0 WHERE run_id = :run AND step_index = 1;
 

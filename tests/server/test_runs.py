@@ -286,10 +286,54 @@ async def _hold(world: World) -> str:
     return claimed.row.facts.run_id
 
 
-async def test_cancel_with_rollback_is_said_to_be_unavailable(world: World) -> None:
-    run = await world.start("sleeper")
-    answer = await world.http.post(f"/v1/runs/{run['run_id']}/cancel", json={"action": "rollback"})
-    assert (answer.status_code, answer.json()["field"]) == (422, "/action")
+async def test_a_cancel_with_rollback_takes_the_run_back(world: World) -> None:
+    """R-9.1: its row stays, nothing goes on from it."""
+    run = await world.start("asker")
+    run = await world.until(run["run_id"], "waiting_human")
+    path = f"/v1/runs/{run['run_id']}"
+    answer = await world.http.post(f"{path}/cancel", json={"action": "rollback", "reason": "no"})
+    assert (answer.status_code, answer.json()["status"]) == (200, "CANCELED")
+    assert answer.json()["cancel_epoch"] == 1
+    assert (await world.http.post(f"{path}/fork")).json()["code"] == "conflict"
+    assert (await world.http.post(f"{path}/retry")).json()["code"] == "conflict"
+    again = await world.http.post(f"{path}/cancel", json={"action": "rollback"})
+    assert again.json()["cancel_epoch"] == 1
+
+
+async def test_what_a_run_does_on_a_busy_thread_is_chosen_and_shown(world: World) -> None:
+    """R-11.1, CON-05, HITL-02: two requests close together, for each strategy."""
+    for strategy, status in (
+        ("enqueue", "INPUT_REQUIRED"),
+        ("reject", "INPUT_REQUIRED"),
+        ("interrupt", "INTERRUPTED"),
+        ("rollback", "CANCELED"),
+    ):
+        run = await world.start("asker")
+        first = (await world.until(run["run_id"], "waiting_human"))["run_id"]
+        path = f"/v1/threads/{run['thread_id']}/runs"
+        body = {"agent_id": "echo", "input": 1, "options": {"multitask_strategy": strategy}}
+        answers = [
+            await world.http.post(path, json=body, headers={"Idempotency-Key": strategy})
+            for _ in range(2)
+        ]
+        seen = await world.get(f"/v1/runs/{first}")
+        assert seen["status"] == status
+        if strategy == "reject":
+            assert [answer.status_code for answer in answers] == [409, 409]
+            assert answers[0].json()["details"] == {"run_id": first}
+            continue
+        new, again = (answer.json() for answer in answers)
+        assert [answer.status_code for answer in answers] == [202, 202]
+        assert new["run_id"] == again["run_id"]
+        assert new["options"]["multitask_strategy"] == strategy
+        assert new["supersedes"] == again["supersedes"]
+        assert new["supersedes"] == (None if strategy == "enqueue" else first)
+        if strategy != "enqueue":
+            await world.until(new["run_id"], "succeeded")
+    wrong = await world.http.post(
+        "/v1/agents/echo/run", json={"input": 1, "options": {"multitask_strategy": "fork"}}
+    )
+    assert (wrong.status_code, wrong.json()["field"]) == (422, "/options/multitask_strategy")
 
 
 async def test_what_a_run_did_is_shown_object_by_object(world: World) -> None:

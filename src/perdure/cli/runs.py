@@ -264,14 +264,18 @@ def cancel(
     reason: Annotated[
         str | None, typer.Option("--reason", help="Why; kept in the log.", show_default=False)
     ] = None,
+    rollback: Annotated[
+        bool, typer.Option("--rollback", help="Later runs of the thread do not see its messages.")
+    ] = False,
     db: Db = None,
     json: Json = False,
 ) -> None:
     """Ask a run to stop. It ends at once when no worker holds it, else in a moment."""
+    action = CancelAction.ROLLBACK if rollback else CancelAction.INTERRUPT
 
     async def work(service: Service) -> Run:
         return await service_runs.cancel_run(
-            service, LOCAL, run, action=CancelAction.INTERRUPT, reason=reason, source="cli"
+            service, LOCAL, run, action=action, reason=reason, source="cli"
         )
 
     found = on_service(db, work)

@@ -1,17 +1,21 @@
 """Cancelling: durable first, then signalled; closed at once when nobody holds the run (R-9)."""
 
+import logging
 from contextlib import suppress
+from dataclasses import replace
 
 from perdure.engine.aside import damage_put_aside
 from perdure.engine.core import Core
 from perdure.engine.ports import ToolRunner
 from perdure.engine.tree import close_unheld
-from perdure.protocol.errors import Conflict, NotFound
+from perdure.protocol.errors import Conflict, NotFound, PerdureError
 from perdure.protocol.runs import RunRow
 from perdure.protocol.states import ParkedOn
 from perdure.signals.ports import CANCEL_TOPIC, run_topic
 from perdure.store.commits import CancelWish, TimerKind
 from perdure.store.ports import RunFilter
+
+log = logging.getLogger(__name__)
 
 CLOSED_AT_ONCE_MAX = 50
 
@@ -31,14 +35,31 @@ async def cancel_run(
         raise NotFound("no such run", field="run_id")
     hot = await core.store.request_cancel(run_id, wish)
     if hot is not None and hot.finished_at is None:
-        core.signals.publish(run_topic(run_id))
-        core.signals.publish(CANCEL_TOPIC)
-        if hot.open_children > 0:
-            await _close_below(core, row, tools)
-        if hot.lease_owner is None:
-            await _close_at_once(core, run_id, tools)
+        await _carry_out(core, replace(row, hot=hot), tools)
     after = await core.reader.find_run(tenant_id, run_id)
     return after or row
+
+
+async def finish_superseded(core: Core, tenant_id: str, run_id: str) -> None:
+    """Signal the cancel that another run of the thread came with, and end the run where nobody
+    holds it. The cancel is durable: what does not succeed here, sweeps repeat.
+    """
+    try:
+        row = await core.reader.find_run(tenant_id, run_id)
+        if row is not None and row.hot.finished_at is None:
+            await _carry_out(core, row, None)
+    except PerdureError as error:
+        log.warning("%s was superseded and is not ended yet: %s", run_id, error.message)
+
+
+async def _carry_out(core: Core, row: RunRow, tools: ToolRunner | None) -> None:
+    """Signal an accepted cancel, and end at once what nobody holds."""
+    core.signals.publish(run_topic(row.facts.run_id))
+    core.signals.publish(CANCEL_TOPIC)
+    if row.hot.open_children > 0:
+        await _close_below(core, row, tools)
+    if row.hot.lease_owner is None:
+        await _close_at_once(core, row.facts.run_id, tools)
 
 
 async def _close_below(core: Core, row: RunRow, tools: ToolRunner | None) -> None:

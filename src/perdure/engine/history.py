@@ -21,8 +21,8 @@ async def load_history(
 ) -> list[Message]:
     """Return the thread's messages up to a position, as a planner sees them.
 
-    Not those of the `own` runs: the run and those whose history it shares; not the inputs of runs
-    that were retried (the retry's input says the same) or rolled back.
+    Not those of the `own` runs: the run and those whose history it shares; not those of runs that
+    were retried (the retry's input says the same) or rolled back.
     """
     after = max(0, until - HISTORY_MESSAGES_MAX)
     rows = await core.reader.list_messages(
@@ -34,18 +34,19 @@ async def load_history(
 
 
 async def _hidden(core: Core, rows: list[MessageRow]) -> set[str | None]:
-    """Return the runs whose messages planners do not see."""
+    """Return the runs whose messages planners do not see.
+
+    A retry that was rolled back hides itself and shows again what it had retried.
+    """
     hidden = set[str | None]()
-    for row in rows:
-        if row.run_id is None or row.seq is not None:
-            continue
-        run = await core.reader.find_run(row.tenant_id, row.run_id)
+    for run_id, tenant_id in {row.run_id: row.tenant_id for row in rows}.items():
+        run = None if run_id is None else await core.reader.find_run(tenant_id, run_id)
         if run is None:
             continue
-        if run.facts.retry_of is not None:
-            hidden.add(run.facts.retry_of)
         if run.hot.cancel_action is CancelAction.ROLLBACK:
-            hidden.add(row.run_id)
+            hidden.add(run_id)
+        elif run.facts.retry_of is not None:
+            hidden.add(run.facts.retry_of)
     return hidden
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from pydantic import JsonValue
 
+from perdure.engine.cancel import finish_superseded
 from perdure.engine.core import Core
 from perdure.engine.schema import check_schema, problem_with_value
 from perdure.engine.values import keep
@@ -56,7 +57,7 @@ class Submitted:
 
 
 async def submit_run(core: Core, order: RunOrder, start: Start = FROM_NOTHING) -> Submitted:
-    """Create the run and wake the workers.
+    """Create the run and wake the workers; end the run that it cancelled on its thread.
 
     Raises NotFound for an unknown agent, version or thread, Invalid when the input does not fit
     the agent's input schema, IdempotencyMismatch when the key stands for another body (details
@@ -79,6 +80,8 @@ async def submit_run(core: Core, order: RunOrder, start: Start = FROM_NOTHING) -
         core.signals.publish(QUEUE_TOPIC)
         core.signals.publish(run_topic(new.run_id))
         core.signals.publish(thread_topic(new.thread_id))
+    if inserted.superseded is not None:
+        await finish_superseded(core, new.tenant_id, inserted.superseded)
     return Submitted(row=inserted.row, created=created)
 
 

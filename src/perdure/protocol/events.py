@@ -53,6 +53,7 @@ class StateEvent(Stored):
     `effects` in that of a cancelled run: what cannot be undone and what was in flight.
     `history_position` (start) tells how much of the thread the planner sees. `origin` (creation)
     names the history that the run begins with; then its own events follow from seq 1.
+    `supersedes` (creation) names the thread's active run that was cancelled for this one.
     """
 
     type: Literal["state"] = "state"
@@ -65,6 +66,7 @@ class StateEvent(Stored):
     effects: list[dict[str, StoredValue]] | None = None
     history_position: int | None = None
     origin: Origin | None = None
+    supersedes: str | None = None
 
 
 class ActionEvent(Stored):

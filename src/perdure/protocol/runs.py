@@ -95,7 +95,12 @@ class RunOptions(Model):
     recovery_mode: str = Field(default="resume", pattern="^(resume|fail)$")
     output_schema: dict[str, JsonValue] | None = None
     required_artifacts: tuple[str, ...] = Field(default=(), max_length=50)
-    multitask_strategy: str = Field(default="enqueue", pattern="^(enqueue|reject)$")
+    multitask_strategy: str = Field(
+        default="enqueue",
+        pattern="^(enqueue|reject|interrupt|rollback)$",
+        description="when the thread has an active run: wait behind it, be refused, or cancel it "
+        "with this action and wait behind the runs that wait already",
+    )
     agent_version: str | None = Field(default=None, min_length=1, max_length=50)
     loop_limit: int = Field(
         default=5, ge=1, le=1000, description="same tool and arguments, in a row or not"
@@ -306,6 +311,7 @@ class Run(Stored):
     forked_from: str | None
     origin_run_id: str | None
     origin_seq: int | None
+    supersedes: str | None
     state: RunState
     status: RunStatus
     waiting_on: WaitingOn

@@ -12,13 +12,14 @@ from perdure.engine.submit import RunOrder, submit_run
 from perdure.protocol.base import Model
 from perdure.protocol.breakpoints import BREAKPOINTS_MAX, Breakpoint
 from perdure.protocol.codec import digest
-from perdure.protocol.errors import Forbidden, Invalid, Malformed, NotFound
+from perdure.protocol.errors import Forbidden, Malformed, NotFound
 from perdure.protocol.events import DamagedEvent, StateEvent
 from perdure.protocol.failures import MEANING, Failure
 from perdure.protocol.ids import INTERRUPT, THREAD
 from perdure.protocol.runs import (
     Run,
     RunContext,
+    RunFacts,
     RunHot,
     RunOptions,
     RunRow,
@@ -226,10 +227,9 @@ async def cancel_run(
 ) -> Run:
     """Accept a cancel, durably, and return the run with its new epoch; idempotent.
 
-    Raises NotFound, Invalid for `rollback`, which this release does not carry out.
+    After `rollback` planners of later runs do not see the run's messages, and nothing goes on from
+    it. Raises NotFound.
     """
-    if action is CancelAction.ROLLBACK:
-        raise Invalid("cancel with rollback is not available yet", field="/action")
     row = await own_run(service, principal, run_id)
     wish = CancelWish(action=action, by=principal.name, source=source, reason=reason)
     row = await engine_cancel(service.core, principal.tenant_id, row.facts.run_id, wish)
@@ -295,6 +295,7 @@ async def view_of(service: Service, row: RunRow, *, whole: bool = False) -> Run:
         forked_from=facts.forked_from,
         origin_run_id=facts.origin_run_id,
         origin_seq=facts.origin_seq,
+        supersedes=await _superseded(service, facts),
         state=hot.state,
         status=status_of(hot),
         waiting_on=waiting_on(hot),
@@ -323,6 +324,15 @@ async def view_of(service: Service, row: RunRow, *, whole: bool = False) -> Run:
         deadline_at=hot.deadline_at,
         schema_version=facts.schema_version,
     )
+
+
+async def _superseded(service: Service, facts: RunFacts) -> str | None:
+    """Return the run that was cancelled for this one, as its first event tells while it is kept."""
+    if facts.options.multitask_strategy in {"enqueue", "reject"}:
+        return None
+    events = await service.reader.events_after(facts.run_id, 0, limit=1)
+    first = events[0].data if events else None
+    return first.supersedes if isinstance(first, StateEvent) else None
 
 
 def _actions(hot: RunHot, asked: list[str]) -> list[NextAction]:

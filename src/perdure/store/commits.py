@@ -325,11 +325,15 @@ class NewRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inserted:
-    """The run that stands under the request: created by it, or found under its key."""
+    """The run that stands under the request: created by it, or found under its key.
+
+    `superseded` names the run that this call cancelled to make room for the new one.
+    """
 
     row: RunRow
     created: bool
     fingerprint: str
+    superseded: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

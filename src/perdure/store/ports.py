@@ -70,6 +70,11 @@ class Store(Protocol):
         key create one run. Raises Gone when the history of its origin is no longer whole, NotFound
         for a thread that is not the tenant's, ThreadBusy when the options say `reject` and the
         thread has an active run.
+
+        When they say `interrupt` or `rollback`, the thread's active run gets that cancel in the
+        same transaction, as by `request_cancel` (its children too), the answer and the new run's first event name
+        it; the runs that wait are left alone, and the new one goes behind them. A run that ends or
+        has a cancel as strong is left as it is. A call that finds its run cancels nothing.
         """
         ...
 

@@ -14,7 +14,14 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from perdure.protocol.base import SCHEMA_VERSION
-from perdure.protocol.events import AttemptEvent, CancelEvent, LateEvent, RepairEvent, StateEvent
+from perdure.protocol.events import (
+    AttemptEvent,
+    CancelEvent,
+    LateEvent,
+    NewEvent,
+    RepairEvent,
+    StateEvent,
+)
 from perdure.protocol.policies import RetryPolicy
 from perdure.protocol.records import MessageRow, ThreadRow
 from perdure.protocol.runs import RunFacts, RunHot
@@ -277,6 +284,26 @@ def first_hot(new: NewRun, now: datetime, *, queued: bool) -> RunHot:
         deadline_at=None if limit_s is None else now + timedelta(seconds=limit_s),
         updated_at=now,
     )
+
+
+def superseding(new: NewRun) -> CancelWish | None:
+    """Return the cancel that a new run has in store for its thread's active run, if any."""
+    action = _SUPERSEDING.get(new.options.multitask_strategy)
+    if action is None:
+        return None
+    reason = f"superseded by {new.run_id}"
+    return CancelWish(action=action, by=new.caller.principal, source="thread", reason=reason)
+
+
+_SUPERSEDING = {"interrupt": CancelAction.INTERRUPT, "rollback": CancelAction.ROLLBACK}
+
+
+def first_event(new: NewRun, superseded: str | None) -> NewEvent:
+    """Return the event that creates a run, with the run that was cancelled for it."""
+    if superseded is None or not isinstance(new.event.data, StateEvent):
+        return new.event
+    data = new.event.data.model_copy(update={"supersedes": superseded})
+    return NewEvent(data=data, step_index=new.event.step_index)
 
 
 def is_suspected(hot: RunHot) -> bool:

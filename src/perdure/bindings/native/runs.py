@@ -29,7 +29,8 @@ class CancelRequest(Model):
 
     action: CancelAction = Field(
         default=CancelAction.INTERRUPT,
-        description="`interrupt` stops and keeps the history; `rollback` is not available yet",
+        description="`interrupt` stops and keeps the history; after `rollback` the thread is as "
+        "before the run: later runs do not see its messages, nothing goes on from its state",
     )
     reason: str | None = Field(default=None, max_length=5000, description="why, for people")
 

@@ -191,8 +191,9 @@ async def create_thread_run(
     idempotency_key: RunKey = None,
     accept: AcceptHeader = None,
 ) -> Response:
-    """Create one run on a thread, as for an agent. Whether it waits for the thread's active run
-    or is refused is `options.multitask_strategy`."""
+    """Create one run on a thread, as for an agent. Whether it waits for the thread's active run,
+    is refused or cancels it is `options.multitask_strategy`; `supersedes` in the answer names the
+    run that was cancelled."""
     del idempotency_key  # read from the raw header, as bytes
     return await start_run(call, body.agent_id, body, thread_id=thread_id, wait=wait, accept=accept)
 

@@ -122,6 +122,7 @@ FIELD_NOTES: dict[str, str] = {
     "state.origin": "of a run that goes on from another: whose log it shares up to which seq, how "
     "(`retry`, `redrive`, `fork`), who wanted it and why, and an edited agent state",
     "result.by": "who knew the result: the tool, its lookup, a person, the runtime, policy, a child",
+    "state.supersedes": "of a run's creation: the thread's active run that was cancelled for it",
     "state.answer": "the answer; in the terminal event of a success",
     "state.code": "code of the failure, beside `failure`",
     "state.effects": "of a cancelled or failed run: effects that stay, and calls in flight",

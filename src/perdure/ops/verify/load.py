@@ -100,7 +100,7 @@ async def gather(reader: Reader, row: RunRow) -> RunRecord:
         timers=await reader.timers_of(run_id),
         is_ready=await reader.is_ready(run_id),
         thread=thread,
-        sharing=sharing,
+        sharing=replace(sharing, superseded=await _superseded(reader, log)),
         blobs=await _blobs(reader, row, log, artifacts, replayer),
         foreign=foreign,
         parent=await reader.find_run(None, parent_id) if parent_id is not None else None,
@@ -121,6 +121,12 @@ async def _sharing(reader: Reader, row: RunRow) -> tuple[RunSnapshot | None, Sha
     except (LookupError, ValueError, TypeError) as error:
         return None, Sharing(problem=str(error)[:300], origin=origin, retried=retried)
     return base, Sharing(artifacts=dict(base.artifacts), origin=origin, retried=retried)
+
+
+async def _superseded(reader: Reader, log: list[LogLine]) -> RunRow | None:
+    """Return the run that was cancelled for this one, as its first event names it."""
+    first = log[0].data if log else None
+    return await _other(reader, first.supersedes if isinstance(first, StateEvent) else None)
 
 
 async def _other(reader: Reader, run_id: str | None) -> RunRow | None:

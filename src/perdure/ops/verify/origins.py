@@ -1,9 +1,9 @@
-"""Runs that share the history of another."""
+"""Runs that share the history of another, or took its place."""
 
 from perdure.ops.verify.checks import Found, rule
 from perdure.ops.verify.record import RunRecord
 from perdure.protocol.events import StateEvent
-from perdure.protocol.states import RunState
+from perdure.protocol.states import CancelAction, RunState
 
 
 @rule(
@@ -51,4 +51,33 @@ def retry_of_a_failure(record: RunRecord) -> Found:
         yield "run", f"it is of {mine}, the run that it retries of {theirs}"
 
 
-RULES = (origin_is_told, retry_of_a_failure)
+@rule(
+    "I72",
+    "A run for which another was cancelled names it in its first event, and in no other; that one "
+    "came before it on its thread, and has a cancel as its options ask for, or a stronger one.",
+)
+def superseded_is_cancelled(record: RunRecord) -> Found:
+    facts, other = record.facts, record.sharing.superseded
+    for line, data in record.of(StateEvent):
+        if data.supersedes is None:
+            continue
+        if line.seq != 1:
+            yield line.name, f"it names {data.supersedes}, and is not the first"
+        elif other is None:
+            yield line.name, f"there is no run {data.supersedes}"
+        elif (other.facts.tenant_id, other.facts.thread_id) != (facts.tenant_id, facts.thread_id):
+            yield line.name, f"{data.supersedes} is of thread {other.facts.thread_id}"
+        elif other.facts.created_at > facts.created_at:
+            yield line.name, f"{data.supersedes} came after it"
+        else:
+            strategy, action = facts.options.multitask_strategy, other.hot.cancel_action
+            if action not in _ENDED_BY.get(strategy, ()):
+                yield line.name, f"{strategy} left {data.supersedes} with the cancel {action}"
+
+
+_ENDED_BY = {
+    "interrupt": (CancelAction.INTERRUPT, CancelAction.ROLLBACK),
+    "rollback": (CancelAction.ROLLBACK,),
+}
+
+RULES = (origin_is_told, retry_of_a_failure, superseded_is_cancelled)

@@ -152,6 +152,7 @@ class Sharing:
     """Why the shared history cannot be read."""
     origin: RunRow | None = None
     retried: RunRow | None = None
+    superseded: RunRow | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from perdure.protocol.messages import Role
 from perdure.protocol.records import AttemptRow, MessageRow, ThreadRow
 from perdure.store import rules
 from perdure.store.commits import Claimed, ClaimWant, Inserted, NewRun
+from perdure.store.memory.cancelling import cancel
 from perdure.store.memory.tables import Run, Tables
 
 
@@ -22,6 +23,7 @@ def insert(tables: Tables, new: NewRun, now: datetime) -> Inserted:
     queued = thread.active_run_id is not None
     if queued and new.options.multitask_strategy == "reject":
         raise ThreadBusy("the thread has an active run", details={"run_id": thread.active_run_id})
+    superseded = _supersede(tables, thread, new, now)
     tables.threads[thread.thread_id] = replace(
         thread, active_run_id=thread.active_run_id or new.run_id
     )
@@ -33,10 +35,19 @@ def insert(tables: Tables, new: NewRun, now: datetime) -> Inserted:
         fingerprint=new.fingerprint,
         input_position=thread.last_position + 1,
     )
-    _add(tables, run, new, now)
+    _add(tables, run, replace(new, event=rules.first_event(new, superseded)), now)
     if not queued:
         tables.ready[new.run_id] = now
-    return Inserted(row=run.row, created=True, fingerprint=new.fingerprint)
+    return Inserted(row=run.row, created=True, fingerprint=new.fingerprint, superseded=superseded)
+
+
+def _supersede(tables: Tables, thread: ThreadRow, new: NewRun, now: datetime) -> str | None:
+    """Cancel the thread's active run when the new one asks for it; return which was cancelled."""
+    wish, active = rules.superseding(new), thread.active_run_id
+    if wish is None or active is None or not rules.accepts_cancel(tables.runs[active].hot, wish):
+        return None
+    cancel(tables, tables.runs[active], wish, now)
+    return active
 
 
 def insert_children(tables: Tables, children: Sequence[NewRun], now: datetime) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime
 
 from pydantic import JsonValue
 
@@ -10,7 +9,7 @@ from perdure.protocol.errors import Conflict, NotFound
 from perdure.protocol.messages import Role
 from perdure.protocol.records import LateRow, MessageRow, ThreadRow
 from perdure.protocol.runs import RunHot
-from perdure.protocol.states import TERMINAL, AttemptEnd
+from perdure.protocol.states import AttemptEnd
 from perdure.store import rules
 from perdure.store.commits import (
     AgentRegistration,
@@ -34,6 +33,7 @@ from perdure.store.commits import (
 )
 from perdure.store.memory.admission import claim, insert
 from perdure.store.memory.applying import apply
+from perdure.store.memory.cancelling import cancel
 from perdure.store.memory.retention import expire_blobs, expire_history
 from perdure.store.memory.tables import Registered, Run, Tables
 
@@ -80,21 +80,8 @@ class MemoryStore:
             return None
         if not rules.accepts_cancel(run.hot, wish):
             return run.hot
-        self._cancel(run, wish, self._tables.clock())
+        cancel(self._tables, run, wish, self._tables.clock())
         return run.hot
-
-    def _cancel(self, run: Run, wish: CancelWish, now: datetime) -> None:
-        """Cancel an unfinished run and all below it; one that has a cancel as strong keeps it."""
-        if rules.accepts_cancel(run.hot, wish):
-            run.hot = rules.cancel(run.hot, wish, now)
-            self._tables.append_one(run, rules.cancel_event(run.hot, wish))
-            if run.hot.lease_owner is None:
-                self._tables.begin_closing(run, now)
-        for child in list(self._tables.runs.values()):
-            facts = child.facts
-            mine = facts.parent_run_id == run.facts.run_id and not facts.detached
-            if mine and child.hot.state not in TERMINAL:
-                self._cancel(child, rules.cascaded(wish), now)
 
     async def take_away(self, run_id: str, reason: str) -> bool:
         """See `Store.take_away`."""

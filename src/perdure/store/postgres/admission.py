@@ -7,7 +7,7 @@ meets something (its key, its run, an existing thread, blobs) goes through a tra
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -31,7 +31,7 @@ from perdure.store.commits import Claimed, ClaimWant, Inserted, NewRun
 from perdure.store.postgres.driver import Connection, Row
 from perdure.store.postgres.errors import DataRefused, constraint_of
 from perdure.store.postgres.lanes import Lane
-from perdure.store.postgres.moves import leave_aside
+from perdure.store.postgres.moves import leave_aside, supersede
 from perdure.store.postgres.moving import columns
 from perdure.store.postgres.rows import facts_of, hot_of, readable, run_of
 from perdure.store.postgres.statements import SQL
@@ -56,12 +56,20 @@ class _Waiting:
         return self.answer is not None or self.error is not None
 
 
+class _Moved(Exception):
+    """Another run became the active one of a thread between two looks."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Place:
     """Where a new run stands in its thread."""
 
     position: int = 1
-    queued: bool = False
+    active: str | None = None
+
+    @property
+    def queued(self) -> bool:
+        return self.active is not None
 
 
 class Admission:
@@ -127,13 +135,45 @@ class Admission:
             if known is not None:
                 return known
             await _hold_origin(connection, new)
-            place = await _place(connection, new)
+            superseded, place = await self._enter_thread(connection, new)
+            if superseded is not None:
+                new = replace(new, event=rules.first_event(new, superseded))
             if new.blobs:
                 await keep_blobs(connection, new, self._now())
             now = await _insert(connection, [(new, place)], self._now())
-        return _inserted(new, now, queued=place.queued)
+        return _inserted(new, now, queued=place.queued, superseded=superseded)
+
+    async def _enter_thread(self, connection: Connection, new: NewRun) -> tuple[str | None, _Place]:
+        """Lock the run's thread; cancel its active run before that, when the new one asks for it.
+
+        Rows of runs are locked before threads (decision 4). While the active run's row is locked,
+        it stays the active one; if another had taken its place before, all is undone and tried
+        again.
+        """
+        wish = rules.superseding(new)
+        if wish is None or new.creates_thread:
+            return None, await _place(connection, new)
+        for _ in range(_TRIES):
+            with suppress(_Moved):
+                async with connection.transaction():
+                    seen = await _active_run(connection, new)
+                    done = seen is not None and await supersede(connection, seen, wish, self._now())
+                    place = await _place(connection, new)
+                    if place.active not in {seen, None}:
+                        raise _Moved
+                    return (seen if done else None), place
+        raise Conflict("the thread's active run changes all the time")
 
 
+async def _active_run(connection: Connection, new: NewRun) -> str | None:
+    """Return the active run of a thread of the tenant, as it is seen without locks."""
+    rows = await connection.fetch(SQL["find_thread"], hex_of(new.thread_id), new.tenant_id)
+    if not rows or rows[0]["active_run_id"] is None:
+        return None
+    return id_in(RUN, rows[0]["active_run_id"])
+
+
+_TRIES = 20
 _KEYS = {"runs_pkey", "runs_by_key", "threads_pkey", "run_state_pkey"}
 
 
@@ -155,9 +195,11 @@ def _are_distinct(group: Sequence[_Waiting]) -> bool:
     return len(set(keys)) == len(keys) and len(run_ids) == len(threads) == len(group)
 
 
-def _inserted(new: NewRun, now: datetime, *, queued: bool) -> Inserted:
+def _inserted(
+    new: NewRun, now: datetime, *, queued: bool, superseded: str | None = None
+) -> Inserted:
     row = RunRow(facts=rules.first_facts(new, now), hot=rules.first_hot(new, now, queued=queued))
-    return Inserted(row=row, created=True, fingerprint=new.fingerprint)
+    return Inserted(row=row, created=True, fingerprint=new.fingerprint, superseded=superseded)
 
 
 async def _find_known(connection: Connection, new: NewRun) -> Inserted | None:
@@ -191,11 +233,11 @@ async def _place(connection: Connection, new: NewRun) -> _Place:
         return _Place()
     if not rows or rows[0]["tenant_id"] != new.tenant_id:
         raise NotFound("no such thread")
-    active = rows[0]["active_run_id"]
+    found = rows[0]["active_run_id"]
+    active = None if found is None else id_in(RUN, found)
     if active is not None and new.options.multitask_strategy == "reject":
-        details = {"run_id": id_in(RUN, active)}
-        raise ThreadBusy("the thread has an active run", details=details)
-    return _Place(position=rows[0]["last_position"] + 1, queued=active is not None)
+        raise ThreadBusy("the thread has an active run", details={"run_id": active})
+    return _Place(position=rows[0]["last_position"] + 1, active=active)
 
 
 async def keep_blobs(connection: Connection, new: NewRun, clock: datetime | None) -> None:

@@ -45,8 +45,26 @@ async def cancel(
     before = hot_of(row)
     if not rules.accepts_cancel(before, wish):
         return before
+    return await _cancel(connection, row, wish, clock)
+
+
+async def supersede(
+    connection: Connection, run_id: str, wish: CancelWish, clock: datetime | None
+) -> bool:
+    """Cancel a thread's active run for another; False when it ends anyway. Its row is locked."""
+    row = await _lock(connection, run_id, clock)
+    if row is None or not rules.accepts_cancel(hot_of(row), wish):
+        return False
+    await _cancel(connection, row, wish, clock)
+    return True
+
+
+async def _cancel(
+    connection: Connection, row: Row, wish: CancelWish, clock: datetime | None
+) -> RunHot:
+    """Cancel a run whose row is locked, and all below it."""
     now: datetime = row["clock"]
-    hot, key = rules.cancel(before, wish, now), hex_of(run_id)
+    hot, key = rules.cancel(hot_of(row), wish, now), row["run_id"].hex
     moved, wishes = [(key, hot)], [wish]
     for below in await _lock_below(connection, key, clock):
         child = hot_of(below)

@@ -26,6 +26,7 @@ from perdure.store.commits import (
 )
 from perdure.store.rules import Kept, is_same_message, is_same_thread
 from perdure.store.sqlite.connection import read_row
+from perdure.store.sqlite.moves import supersede
 from perdure.store.sqlite.rows import (
     FINGERPRINT,
     Row,
@@ -53,13 +54,14 @@ def insert_run(tx: Transaction, new: NewRun) -> Inserted:
             row=read_row(read_run, known), created=False, fingerprint=known[FINGERPRINT]
         )
     _check_origin(tx, new)
-    queued = _enter_thread(tx, new, run, thread)
+    active = _enter_thread(tx, new, run, thread)
+    queued, superseded = active is not None, _supersede(tx, new, active)
     facts = rules.first_facts(new, tx.now)
     hot = rules.first_hot(new, tx.now, queued=queued)
     position = _add_input(tx, new, run, thread)
     _insert_cold(tx, new, facts, (run, thread, position))
     tx.run("insert_run_state", *pack_hot(Kept(hot=hot)), run)
-    tx.append(run, hot, new.event.data, new.event.step_index)
+    tx.append(run, hot, rules.first_event(new, superseded).data, new.event.step_index)
     tx.keep_blobs(run, new.tenant_id, new.blobs, {blob.digest for blob in new.blobs})
     if hot.deadline_at is not None:
         due = to_micros(hot.deadline_at)
@@ -68,7 +70,8 @@ def insert_run(tx: Transaction, new: NewRun) -> Inserted:
         tx.run("queue_in_thread", thread, position, run)
     else:
         tx.set_ready(run, hot, tx.now_micros)
-    return Inserted(row=RunRow(facts=facts, hot=hot), created=True, fingerprint=new.fingerprint)
+    row = RunRow(facts=facts, hot=hot)
+    return Inserted(row=row, created=True, fingerprint=new.fingerprint, superseded=superseded)
 
 
 def _find_known(tx: Transaction, new: NewRun, run: bytes) -> Row | None:
@@ -86,8 +89,8 @@ def _check_origin(tx: Transaction, new: NewRun) -> None:
         raise Gone("the history that the run is to share is no longer kept")
 
 
-def _enter_thread(tx: Transaction, new: NewRun, run: bytes, thread: bytes) -> bool:
-    """Make or find the thread; return whether the run has to queue in it."""
+def _enter_thread(tx: Transaction, new: NewRun, run: bytes, thread: bytes) -> bytes | None:
+    """Make or find the thread; return its active run, if the new one has to queue in it."""
     if tx.one("find_message", pack_id(new.message_id), None) is not None:
         raise Conflict("the message exists")
     row = tx.one("find_active_run", thread)
@@ -95,15 +98,24 @@ def _enter_thread(tx: Transaction, new: NewRun, run: bytes, thread: bytes) -> bo
         if row is not None:
             raise Conflict("the thread exists")
         insert_thread(tx, _new_thread(tx, new))
-        return False
+        return None
     if row is None or tx.one("find_thread", thread, new.tenant_id) is None:
         raise NotFound("no such thread")
     if row[0] is None:
         tx.run("activate_thread", thread, None, run)
-        return False
+        return None
     if new.options.multitask_strategy == "reject":
         raise ThreadBusy("the thread has an active run", details={"run_id": f"run_{row[0].hex()}"})
-    return True
+    active: bytes = row[0]
+    return active
+
+
+def _supersede(tx: Transaction, new: NewRun, active: bytes | None) -> str | None:
+    """Cancel the thread's active run when the new one asks for it; return which was cancelled."""
+    wish = rules.superseding(new)
+    if wish is None or active is None or not supersede(tx, active, wish):
+        return None
+    return f"run_{active.hex()}"
 
 
 def _new_thread(tx: Transaction, new: NewRun) -> ThreadRow:

@@ -155,6 +155,16 @@ def request_cancel(tx: Transaction, run_id: str, wish: CancelWish) -> RunHot | N
     return hot
 
 
+def supersede(tx: Transaction, run: bytes, wish: CancelWish) -> bool:
+    """Cancel a thread's active run for another; False when it ends anyway."""
+    before = tx.load(run)
+    if before is None or not rules.accepts_cancel(before.hot, wish):
+        return False
+    _cancel(tx, run, before, wish)
+    _cancel_below(tx, run, rules.cascaded(wish))
+    return True
+
+
 def _cancel(tx: Transaction, run: bytes, before: Kept, wish: CancelWish) -> RunHot:
     hot = rules.cancel(before.hot, wish, tx.now)
     _save(tx, run, before, hot)

@@ -8,12 +8,25 @@ from pydantic import JsonValue
 
 from perdure.protocol import ids
 from perdure.protocol.errors import Conflict, NotFound, ThreadBusy
-from perdure.protocol.events import NewEvent, Origin, StateEvent
+from perdure.protocol.events import CancelEvent, NewEvent, Origin, StateEvent
 from perdure.protocol.messages import Role
-from perdure.protocol.states import ParkedOn, RunState
-from perdure.store.commits import DueTimer, Inserted, NewBlob, NewRun, TimerKind
+from perdure.protocol.states import CancelAction, ParkedOn, RunState
+from perdure.store.commits import CancelRequested, DueTimer, Inserted, NewBlob, NewRun, TimerKind
 from perdure.store.ports import Reader, RunFilter, Store
-from perdure.testing.builders import append, finish, look, new_id, new_run, new_thread
+from perdure.testing.builders import (
+    FAILED,
+    SUCCEEDED,
+    TO_EXECUTING,
+    advanced,
+    append,
+    claimed,
+    commit_of,
+    finish,
+    look,
+    new_id,
+    new_run,
+    new_thread,
+)
 from perdure.testing.clock import FakeClock
 from perdure.testing.conformance.base import Contract, history
 
@@ -289,6 +302,118 @@ class ThreadContract(Contract):
         assert await reader.find_run(None, second.run_id) is None
         messages = await reader.list_messages(first.thread_id, after=0, limit=10)
         assert [message.run_id for message in messages] == [first.run_id]
+
+    @pytest.mark.parametrize("action", list(CancelAction))
+    async def test_a_run_that_supersedes_cancels_the_active_run_and_nothing_else(
+        self, store: Store, reader: Reader, action: CancelAction
+    ) -> None:
+        """R-11.1, CON-05: in the same transaction; what waits keeps its place before it."""
+        first = new_run()
+        await store.insert_run(first)
+        waits = new_run(thread_id=first.thread_id)
+        await store.insert_run(waits)
+        new = new_run(thread_id=first.thread_id, key="k", strategy=action)
+        inserted = await store.insert_run(new)
+        assert (inserted.superseded, inserted.row.hot.parked_on) == (
+            first.run_id,
+            ParkedOn.THREAD,
+        )
+        assert inserted.row == await look(reader, new.run_id)
+        hot = (await look(reader, first.run_id)).hot
+        assert (hot.cancel_action, hot.cancel_epoch) == (action, 1)
+        assert hot.parked_on is ParkedOn.CLOSING
+        log = await history(reader, first.run_id)
+        assert log[-1].data == CancelEvent(
+            action=action,
+            epoch=1,
+            by="local",
+            source="thread",
+            reason=f"superseded by {new.run_id}",
+        )
+        (event,) = await history(reader, new.run_id)
+        assert isinstance(event.data, StateEvent)
+        assert event.data.supersedes == first.run_id
+        again = await store.insert_run(replace(new, run_id=new_id(ids.RUN)))
+        assert (again.created, again.superseded) == (False, None)
+        assert (await look(reader, first.run_id)).hot == hot
+        later = new_run(thread_id=first.thread_id, strategy="interrupt")
+        assert (await store.insert_run(later)).superseded is None
+        assert (await look(reader, first.run_id)).hot == hot
+        row = await look(reader, first.run_id)
+        await advanced(store, reader, commit_of(row, path=(FAILED,)))
+        for one in (waits, new, later):
+            assert (await look(reader, one.run_id)).hot.cancel_epoch == 0
+            assert await reader.is_ready(one.run_id)
+            await finish(store, reader, one.run_id)
+
+    async def test_a_held_run_is_superseded_with_what_is_below_it(
+        self, store: Store, reader: Reader
+    ) -> None:
+        """R-11.1, R-9.5: the holder meets the new epoch, and the children have theirs."""
+        parent = (await claimed(store)).row
+        child = replace(
+            new_run(), parent_run_id=parent.facts.run_id, root_run_id=parent.facts.run_id, depth=1
+        )
+        commit = commit_of(parent, path=TO_EXECUTING)
+        hot = replace(commit.hot, open_children=1)
+        parent = await advanced(store, reader, replace(commit, new_children=(child,), hot=hot))
+        new = new_run(thread_id=parent.facts.thread_id, strategy="rollback")
+        assert (await store.insert_run(new)).superseded == parent.facts.run_id
+        [refused] = await store.commit([commit_of(parent, path=(SUCCEEDED,))])
+        assert refused == CancelRequested(epoch=1)
+        below = (await look(reader, child.run_id)).hot
+        assert (below.cancel_action, below.parked_on) == (
+            CancelAction.ROLLBACK,
+            ParkedOn.CLOSING,
+        )
+
+    async def test_a_run_supersedes_nothing_on_a_free_or_foreign_thread(
+        self, store: Store, reader: Reader
+    ) -> None:
+        """R-11.1."""
+        alone = new_run(strategy="interrupt")
+        assert (await store.insert_run(alone)).superseded is None
+        assert await reader.is_ready(alone.run_id)
+        theirs = new_run(tenant_id="other", thread_id=alone.thread_id, strategy="interrupt")
+        with pytest.raises(NotFound):
+            await store.insert_run(theirs)
+        assert (await look(reader, alone.run_id)).hot.cancel_epoch == 0
+        await finish(store, reader, alone.run_id)
+        after = new_run(thread_id=alone.thread_id, strategy="interrupt")
+        assert (await store.insert_run(after)).superseded is None
+        assert await reader.is_ready(after.run_id)
+
+    async def test_runs_that_supersede_at_once_cancel_each_active_run_at_most_once(
+        self, store: Store, reader: Reader
+    ) -> None:
+        """CON-05: while the runs before them end; nothing is lost and nothing overlaps."""
+        first = new_run()
+        await store.insert_run(first)
+        new = [new_run(thread_id=first.thread_id, strategy="interrupt") for _ in range(6)]
+        answers: list[Inserted] = []
+
+        async def insert(one: NewRun) -> None:
+            answers.append(await store.insert_run(one))
+
+        async def end() -> None:
+            row = await look(reader, first.run_id)
+            while row.hot.state is not FAILED:
+                await store.commit([commit_of(row, path=(FAILED,))])
+                row = await look(reader, first.run_id)
+
+        with anyio.fail_after(15):
+            async with anyio.create_task_group() as group:
+                for place, one in enumerate(new):
+                    group.start_soon(insert, one)
+                    if place == 2:
+                        group.start_soon(end)
+        named = [answer.superseded for answer in answers if answer.superseded is not None]
+        assert len(named) == len(set(named))
+        for run_id in (first.run_id, *(one.run_id for one in new)):
+            hot = (await look(reader, run_id)).hot
+            assert hot.cancel_epoch == (1 if run_id in named else 0)
+        ready = [one.run_id for one in new if await reader.is_ready(one.run_id)]
+        assert len(ready) <= 1
 
     async def test_runs_started_at_once_on_one_thread_never_overlap(
         self, store: Store, reader: Reader
