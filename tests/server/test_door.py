@@ -167,13 +167,13 @@ async def _status_of(app: ASGIApp, receive: Receive) -> int | None:
 async def test_what_is_no_http_gets_a_problem_too() -> None:
     """R-21.3: what the HTTP library refuses has the form of all other refusals."""
     server = Server(uvicorn.Config(FastAPI(), http=AbortableProtocol, log_config=None), Stopping())
+    answer = b""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         async with anyio.create_task_group() as group:
             group.start_soon(server.serve, [listener])
             while not server.started:  # noqa: ASYNC110  # uvicorn rings no bell
                 await anyio.sleep(0.01)
-            answer = b""
             async with await anyio.connect_tcp(*listener.getsockname()) as stream:
                 await stream.send(b"NONSENSE\r\n\r\n")
                 with suppress(anyio.EndOfStream):
