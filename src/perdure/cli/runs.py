@@ -361,8 +361,10 @@ def fork_(
 def state(
     checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="Id of the checkpoint.")],
     db: Db = None,
+    json: Json = False,
 ) -> None:
     """Print the state of a run at a checkpoint, as JSON."""
+    del json  # it is JSON either way
 
     async def work(service: Service) -> CheckpointState:
         return await service_checkpoints.get_state(service, LOCAL, checkpoint)
@@ -375,8 +377,10 @@ def diff(
     first: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="Id of the first checkpoint.")],
     second: Annotated[str, typer.Argument(metavar="OTHER", help="Id of the other checkpoint.")],
     db: Db = None,
+    json: Json = False,
 ) -> None:
     """Print the JSON Patch that turns the state at one checkpoint into that at another."""
+    del json  # it is JSON either way
 
     async def work(service: Service) -> CheckpointDiff:
         return await service_checkpoints.diff(service, LOCAL, first, second)
