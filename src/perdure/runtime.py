@@ -167,6 +167,7 @@ def engine_settings(settings: Settings) -> EngineSettings:
         poll_interval_s=worker.poll_interval_s,
         maintenance_interval_s=min(1.0, worker.lease_ttl_s / 4),
         runs_max=worker.runs_max,
+        queues=worker.queues,
         tool_slots_max=worker.tool_slots_max,
         tool_timeout_s=worker.tool_timeout_s,
         callback_timeout_s=worker.callback_timeout_s,

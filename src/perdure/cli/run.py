@@ -44,6 +44,27 @@ def run(
             "--key", help="Idempotency key: the same key is the same run.", show_default=False
         ),
     ] = None,
+    after: Annotated[
+        str | None,
+        typer.Option(
+            "--after",
+            metavar="TIME",
+            help="Start no earlier: an RFC 3339 time, or seconds from now.",
+            show_default=False,
+        ),
+    ] = None,
+    queue: Annotated[
+        str | None,
+        typer.Option("--queue", help="Queue whose workers take it; `default`.", show_default=False),
+    ] = None,
+    priority: Annotated[
+        int | None,
+        typer.Option(
+            "--priority",
+            help="-100 to 100; larger comes first. 0 if not given.",
+            show_default=False,
+        ),
+    ] = None,
     options: Annotated[
         str, typer.Option("--options", metavar="JSON", help="Run options, as in the API.")
     ] = "{}",
@@ -65,7 +86,13 @@ def run(
     Without --here a worker or server on the same database carries it out. With --wait the exit
     code tells what came of it: 0 succeeded, 1 failed, 3 waits for a person, 124 goes on.
     """
-    request = RunRequest(input=json_of(input, "--input"), options=_options(options, agent_version))
+    flags: dict[str, JsonValue] = {
+        "agent_version": agent_version,
+        "after": _seconds_or_time(after),
+        "queue": queue,
+        "priority": priority,
+    }
+    request = RunRequest(input=json_of(input, "--input"), options=_options(options, flags))
     if here:
         find_modules_here()
     settings = settings_of(db, agents=agents)
@@ -107,10 +134,17 @@ async def wait_for(service: Service, run_id: str, seconds: float) -> Run:
     return await get_run(service, LOCAL, run_id)
 
 
-def _options(text: str, agent_version: str | None) -> RunOptions:
+def _seconds_or_time(text: str | None) -> float | str | None:
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return text
+
+
+def _options(text: str, flags: dict[str, JsonValue]) -> RunOptions:
     value: JsonValue = json_of(text, "--options")
-    if isinstance(value, dict) and agent_version is not None:
-        value = {**value, "agent_version": agent_version}
+    if isinstance(value, dict):
+        value |= {name: given for name, given in flags.items() if given is not None}
     try:
         return RunOptions.model_validate(value)
     except ValidationError as error:

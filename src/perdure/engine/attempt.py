@@ -450,8 +450,8 @@ class Attempt:
             return
         if isinstance(error, CannotStore):
             fail(draft, failure)
-        elif view.faults >= view.facts.options.max_attempts:
-            if view.facts.options.max_attempts > 1:
+        elif view.faults >= view.facts.options.faults_max:
+            if view.faults > 1:
                 failure = Failure(
                     code=FailureCode.RETRIES_EXHAUSTED,
                     reason=f"{view.faults} attempts failed, the last one by {reason}",

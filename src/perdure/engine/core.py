@@ -22,6 +22,7 @@ class EngineSettings:
     poll_interval_s: float = 1.0
     maintenance_interval_s: float = 1.0
     runs_max: int = 64
+    queues: tuple[str, ...] = ("default",)
     tool_slots_max: int = 128
     commit_batch_max: int = 128
     tool_timeout_s: float = 60.0

@@ -260,6 +260,8 @@ def _new_run(
         "output_schema": request.output_schema,
         "metadata": request.metadata,
         "tags": request.tags,
+        "queue": facts.options.queue,
+        "priority": facts.options.priority,
     }
     if request.max_steps is not None:
         options["max_steps"] = request.max_steps
@@ -284,6 +286,8 @@ def _new_run(
         fingerprint=digest([facts.run_id, run_id]),
         event=NewEvent(data=StateEvent(state=RunState.PENDING), step_index=0),
         blobs=kept.blobs,
+        queue=facts.options.queue,
+        priority=facts.options.priority,
         parent_run_id=facts.run_id,
         root_run_id=facts.root_run_id,
         depth=facts.depth + 1,

@@ -1,6 +1,7 @@
 """Creating a run: durable before it is answered, once per idempotency key (R-3.1, R-3.2)."""
 
 from dataclasses import dataclass
+from datetime import datetime
 
 from pydantic import JsonValue
 
@@ -14,11 +15,12 @@ from perdure.protocol.codec import encode
 from perdure.protocol.errors import IdempotencyMismatch, Invalid, NotFound
 from perdure.protocol.events import NewEvent, StateEvent
 from perdure.protocol.ids import MESSAGE, RUN, THREAD, hex_of
-from perdure.protocol.runs import Caller, RunContext, RunOptions, RunRow
-from perdure.protocol.states import CancelAction, RunState
+from perdure.protocol.runs import START_AFTER_MAX_S, Caller, RunContext, RunOptions, RunRow
+from perdure.protocol.states import RunState
 from perdure.protocol.values import METADATA_BYTES_MAX, Value
 from perdure.signals.ports import QUEUE_TOPIC, run_topic, thread_topic
 from perdure.store.commits import NewRun
+from perdure.store.rules import after
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,21 +94,32 @@ def _check(card: AgentCard, order: RunOrder) -> None:
         problem = problem_with_value(card.input_schema, order.input)
         if problem is not None:
             raise Invalid(f"the input does not fit the agent at {problem}", field="/input")
-    _check_available(order.options)
     if order.options.output_schema is not None:
         check_schema(order.options.output_schema, field="/options/output_schema")
 
 
-def _check_available(options: RunOptions) -> None:
-    """Refuse what a later release carries out, instead of accepting and ignoring it."""
-    if options.recovery_mode != "resume":
-        raise Invalid("only recovery by resuming is available", field="/options/recovery_mode")
-    if options.cancel_policy is not CancelAction.INTERRUPT:
-        raise Invalid("only cancel by interrupt is available", field="/options/cancel_policy")
+def _start_at(options: RunOptions, now: datetime) -> datetime | None:
+    """Return when a delayed run starts; None: at once. Raises Invalid."""
+    if options.after is None:
+        return None
+    limit_s = options.timeouts.run_s
+    delay_s = (
+        options.after if isinstance(options.after, float) else (options.after - now).total_seconds()
+    )
+    if delay_s <= 0:
+        return None
+    if delay_s > START_AFTER_MAX_S:
+        raise Invalid(
+            f"a run starts at most {START_AFTER_MAX_S} seconds from now", field="/options/after"
+        )
+    if limit_s is not None and delay_s >= limit_s:
+        raise Invalid("the total time of the run is over before it starts", field="/options/after")
+    return options.after if isinstance(options.after, datetime) else after(now, delay_s)
 
 
 def _new_run(core: Core, order: RunOrder, card: AgentCard, start: Start) -> NewRun:
     kept, origin = keep(order.input), start.event.origin
+    start_at = _start_at(order.options, core.clock.now())
     run_id = core.ids.new(RUN)
     return NewRun(
         run_id=run_id,
@@ -124,7 +137,13 @@ def _new_run(core: Core, order: RunOrder, card: AgentCard, start: Start) -> NewR
         required_runtime=RUNTIME_VERSION,
         idempotency_key=order.options.idempotency_key,
         fingerprint=order.fingerprint,
-        event=NewEvent(data=start.event, step_index=start.step_index),
+        event=NewEvent(
+            data=start.event.model_copy(update={"start_at": start_at}) if start_at else start.event,
+            step_index=start.step_index,
+        ),
+        start_at=start_at,
+        queue=order.options.queue,
+        priority=order.options.priority,
         retry_of=start.retry_of,
         forked_from=start.forked_from,
         origin_run_id=origin.run_id if origin is not None else None,

@@ -336,7 +336,7 @@ def _due_failure(
         return snapshot.ending
     if due is TimerKind.DEADLINE:
         return TIMED_OUT
-    if hot.faults < options.max_attempts:
+    if hot.faults < options.faults_max:
         return None if whole else UNFOLDED
     return Failure(
         code=FailureCode.RETRIES_EXHAUSTED,

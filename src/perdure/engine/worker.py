@@ -161,6 +161,7 @@ class Worker:
                 *((hosted.card.agent_id, hosted.card.version) for hosted in self.catalog.served()),
                 *self.catalog.replaced(),
             ),
+            queues=self.core.settings.queues,
             runtime_version=RUNTIME_VERSION,
             suspects_max=0 if self._holds_suspect else 1,
         )

@@ -20,6 +20,7 @@ from pydantic_settings.exceptions import SettingsError
 from typing_extensions import TypeIs
 
 from perdure.protocol.errors import Invalid
+from perdure.protocol.runs import QUEUE_DEFAULT, QueueName
 from perdure.protocol.tools import CALLBACK_S_MAX
 
 DB_URL_DEFAULT = "sqlite:///.perdure/perdure.db"
@@ -38,6 +39,7 @@ def _split(value: object) -> object:
 
 
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
+Queues = Annotated[tuple[QueueName, ...], NoDecode, BeforeValidator(_split)]
 
 
 class _Section(BaseModel):
@@ -105,6 +107,9 @@ class ListenSettings(_Section):
 class WorkerSettings(_Section):
     """How a worker works."""
 
+    queues: Queues = Field(
+        default=(QUEUE_DEFAULT,), min_length=1, max_length=100, description="queues it serves"
+    )
     runs_max: int = Field(default=64, ge=1, le=10_000, description="runs held at once")
     tool_slots_max: int = Field(default=128, ge=1, le=10_000, description="tool calls at once")
     tool_timeout_s: float = Field(

@@ -54,6 +54,7 @@ class StateEvent(Stored):
     `history_position` (start) tells how much of the thread the planner sees. `origin` (creation)
     names the history that the run begins with; then its own events follow from seq 1.
     `supersedes` (creation) names the thread's active run that was cancelled for this one.
+    `start_at` (creation) is when a delayed run starts.
     """
 
     type: Literal["state"] = "state"
@@ -67,6 +68,7 @@ class StateEvent(Stored):
     history_position: int | None = None
     origin: Origin | None = None
     supersedes: str | None = None
+    start_at: Time | None = None
 
 
 class ActionEvent(Stored):

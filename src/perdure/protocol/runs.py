@@ -4,8 +4,10 @@
 they return (R-2.3). Each protocol binding has another such table of its own beside this one.
 """
 
+import math
+import re
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, JsonValue
@@ -38,6 +40,13 @@ from perdure.protocol.values import (
     Value,
 )
 
+START_AFTER_MAX_S = 31_536_000
+"""How far ahead a delayed start may lie: a year."""
+QUEUE_PATTERN = r"^[a-z0-9][a-z0-9._-]*$"
+QUEUE_DEFAULT = "default"
+PRIORITY_MAX = 100
+"""The largest priority; the smallest is as far below 0."""
+
 
 def _bounded_metadata(value: dict[str, JsonValue]) -> dict[str, JsonValue]:
     if len(value) > METADATA_KEYS_MAX:
@@ -59,6 +68,28 @@ def _bounded_key(value: str | None) -> str | None:
     return value
 
 
+_RFC_3339 = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)", re.ASCII)
+
+
+def _start_time(value: object) -> object:
+    """Return seconds as a number and a time in UTC; nothing else is a start."""
+    wrong = "an RFC 3339 time with its zone, or seconds"
+    if isinstance(value, datetime):
+        return value
+    if isinstance(value, str):
+        if _RFC_3339.fullmatch(value.upper()) is None:
+            raise ValueError(wrong)
+        try:
+            return datetime.fromisoformat(value.upper()).astimezone(UTC)
+        except OverflowError:
+            raise ValueError("the time is out of range") from None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(wrong)
+    if not (math.isfinite(value) and 0 <= value <= START_AFTER_MAX_S):
+        raise ValueError(f"0 to {START_AFTER_MAX_S} seconds")
+    return float(value)
+
+
 def _scope_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
@@ -66,6 +97,10 @@ def _scope_list(value: object) -> object:
 Metadata = Annotated[
     dict[str, JsonValue], AfterValidator(_bounded_metadata), AfterValidator(_bounded_size)
 ]
+StartAfter = Annotated[
+    Annotated[float, Field(ge=0, le=START_AFTER_MAX_S)] | Time, BeforeValidator(_start_time)
+]
+QueueName = Annotated[str, Field(pattern=QUEUE_PATTERN, max_length=64)]
 IdempotencyKey = Annotated[str | None, AfterValidator(_bounded_key)]
 
 
@@ -91,8 +126,25 @@ class RunOptions(Model):
     budget: Budget = Budget()
     estimated_cost: float | None = Field(default=None, ge=0)
     risk: str | None = Field(default=None, pattern="^(low|medium|high)$")
-    cancel_policy: CancelAction = CancelAction.INTERRUPT
-    recovery_mode: str = Field(default="resume", pattern="^(resume|fail)$")
+    after: StartAfter | None = Field(
+        default=None,
+        description="the run starts no earlier: an RFC 3339 time, or seconds from now",
+    )
+    queue: QueueName = Field(
+        default=QUEUE_DEFAULT, description="only workers that serve this queue take the run"
+    )
+    priority: int = Field(
+        default=0,
+        ge=-PRIORITY_MAX,
+        le=PRIORITY_MAX,
+        description="of what a worker can take, the larger priority comes first",
+    )
+    recovery_mode: str = Field(
+        default="resume",
+        pattern="^(resume|fail)$",
+        description="`fail`: an attempt that is lost or fails ends the run, whatever "
+        "`max_attempts` says",
+    )
     output_schema: dict[str, JsonValue] | None = None
     required_artifacts: tuple[str, ...] = Field(default=(), max_length=50)
     multitask_strategy: str = Field(
@@ -115,6 +167,11 @@ class RunOptions(Model):
     )
     metadata: Metadata = Field(default_factory=dict[str, JsonValue])
     tags: tuple[Annotated[str, Field(max_length=200)], ...] = Field(default=(), max_length=50)
+
+    @property
+    def faults_max(self) -> int:
+        """Return how many attempts may end by a fault between two steps (decision 11)."""
+        return 1 if self.recovery_mode == "fail" else self.max_attempts
 
 
 class Caller(Stored):
@@ -316,6 +373,7 @@ class Run(Stored):
     status: RunStatus
     waiting_on: WaitingOn
     waiting_since: Time | None
+    wake_at: Time | None
     step_index: int
     attempt: int
     cancel_epoch: int

@@ -34,5 +34,10 @@ async def _read_backlog(service: Service, metrics: Metrics) -> None:
             runs.by_state.labels(state).set(backlog.runs_by_state.get(state, 0))
     runs.ready.set(backlog.ready)
     runs.ready_age_s.set(backlog.oldest_ready_s)
+    runs.queue_ready.clear()
+    runs.queue_ready_age_s.clear()
+    for name, queue in backlog.queues.items():
+        runs.queue_ready.labels(name).set(queue.ready)
+        runs.queue_ready_age_s.labels(name).set(queue.oldest_ready_s)
     runs.open_interrupts.set(backlog.open_interrupts)
     runs.open_interrupts_age_s.set(backlog.oldest_interrupt_s)

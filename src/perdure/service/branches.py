@@ -16,7 +16,7 @@ from perdure.service.base import Service, check_storable, known, own_run
 from perdure.service.principal import Principal
 from perdure.service.runs import RunMade, view_of, with_key
 
-_OWN_OPTIONS = {"idempotency_key": None, "multitask_strategy": "enqueue"}
+_OWN_OPTIONS = {"idempotency_key": None, "multitask_strategy": "enqueue", "after": None}
 """Options that a run does not pass on to those that go on from it."""
 
 

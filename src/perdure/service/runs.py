@@ -300,6 +300,7 @@ async def view_of(service: Service, row: RunRow, *, whole: bool = False) -> Run:
         status=status_of(hot),
         waiting_on=waiting_on(hot),
         waiting_since=hot.waiting_since,
+        wake_at=hot.wake_at,
         step_index=hot.step_index,
         attempt=hot.attempt,
         cancel_epoch=hot.cancel_epoch,

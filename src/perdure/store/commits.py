@@ -316,6 +316,8 @@ class NewRun:
     blobs: tuple[NewBlob, ...] = ()
     queue: str = "default"
     priority: int = 0
+    start_at: datetime | None = None
+    """None, or past: it can be claimed at once."""
     parent_run_id: str | None = None
     root_run_id: str | None = None
     """None: the run is a root."""

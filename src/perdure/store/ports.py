@@ -65,7 +65,9 @@ class Store(Protocol):
         """Create a run, or return the one under (tenant, agent, idempotency key).
 
         The run gets its first event, its input message and, unless an earlier run of its thread
-        is unfinished (then `parked_on` thread), its entry in `ready`. It stands in the step of its
+        is unfinished (then `parked_on` thread), its entry in `ready`: for now, or for its
+        `start_at` when that is to come (then `parked_on` timer). A run that is both has its entry
+        once its turn has come, and still not before its time. It stands in the step of its
         first event: later than 0 when it shares the steps of an origin. Concurrent calls with one
         key create one run. Raises Gone when the history of its origin is no longer whole, NotFound
         for a thread that is not the tenant's, ThreadBusy when the options say `reject` and the
@@ -272,14 +274,31 @@ class PlacedRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Backlog:
-    """How much waits, for metrics."""
+class QueueBacklog:
+    """What can be claimed in a queue, and for how long the first of it could."""
 
     ready: int
     oldest_ready_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backlog:
+    """How much waits, for metrics. `queues` holds those in which something can be claimed."""
+
+    queues: Mapping[str, QueueBacklog]
     open_interrupts: int
     oldest_interrupt_s: float
     runs_by_state: Mapping[str, int]
+
+    @property
+    def ready(self) -> int:
+        """Return how many runs can be claimed."""
+        return sum(queue.ready for queue in self.queues.values())
+
+    @property
+    def oldest_ready_s(self) -> float:
+        """Return for how long the first of them could be claimed."""
+        return max((queue.oldest_ready_s for queue in self.queues.values()), default=0.0)
 
 
 class Reader(Protocol):

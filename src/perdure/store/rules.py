@@ -274,13 +274,19 @@ def first_facts(new: NewRun, now: datetime) -> RunFacts:
 
 
 def first_hot(new: NewRun, now: datetime, *, queued: bool) -> RunHot:
-    """Return the hot row of a new run; `queued` behind another run of its thread."""
+    """Return the hot row of a new run; `queued` behind another run of its thread.
+
+    The `wake_at` of a run that is queued and delayed is kept until its turn comes.
+    """
     limit_s = new.options.timeouts.run_s
+    delayed = new.start_at is not None and new.start_at > now
+    start_at = new.start_at if delayed else None
     return RunHot(
         state=RunState.PENDING,
         step_index=new.event.step_index,
         last_seq=1,
-        parked_on=ParkedOn.THREAD if queued else None,
+        parked_on=_first_wait(start_at, queued=queued),
+        wake_at=start_at,
         deadline_at=None if limit_s is None else now + timedelta(seconds=limit_s),
         updated_at=now,
     )
@@ -304,6 +310,12 @@ def first_event(new: NewRun, superseded: str | None) -> NewEvent:
         return new.event
     data = new.event.data.model_copy(update={"supersedes": superseded})
     return NewEvent(data=data, step_index=new.event.step_index)
+
+
+def _first_wait(start_at: datetime | None, *, queued: bool) -> ParkedOn | None:
+    if queued:
+        return ParkedOn.THREAD
+    return None if start_at is None else ParkedOn.TIMER
 
 
 def is_suspected(hot: RunHot) -> bool:
@@ -475,8 +487,17 @@ def late_event(late: LateResult) -> LateEvent:
 
 
 def next_in_thread(hot: RunHot, now: datetime) -> RunHot:
-    """Return the row of a queued run whose turn in its thread has come."""
-    return replace(hot, parked_on=None, updated_at=event_time(now, hot))
+    """Return the row of a queued run whose turn in its thread has come.
+
+    It can be claimed from its `wake_at` on: at once, unless it is delayed and its time to come.
+    """
+    delayed = hot.wake_at is not None and hot.wake_at > now
+    return replace(
+        hot,
+        parked_on=ParkedOn.TIMER if delayed else None,
+        wake_at=hot.wake_at if delayed else None,
+        updated_at=event_time(now, hot),
+    )
 
 
 # ---------------------------------------------------------------- retention

@@ -23,6 +23,8 @@ class RunMetrics:
     by_state: Gauge
     ready: Gauge
     ready_age_s: Gauge
+    queue_ready: Gauge
+    queue_ready_age_s: Gauge
     open_interrupts: Gauge
     open_interrupts_age_s: Gauge
 
@@ -67,6 +69,18 @@ def _runs(registry: CollectorRegistry) -> RunMetrics:
         ready_age_s=Gauge(
             "perdure_ready_age_seconds",
             "How long the oldest run has waited for a worker.",
+            registry=registry,
+        ),
+        queue_ready=Gauge(
+            "perdure_queue_ready_runs",
+            "Runs that wait for a worker, by queue; a queue in which none waits is left out.",
+            ("queue",),
+            registry=registry,
+        ),
+        queue_ready_age_s=Gauge(
+            "perdure_queue_ready_age_seconds",
+            "How long the oldest run of a queue has waited for a worker.",
+            ("queue",),
             registry=registry,
         ),
         open_interrupts=Gauge(

@@ -5,6 +5,7 @@ Ids are increasing and unique in the process. What a test does not name has a pl
 
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import datetime
 from itertools import count
 from uuid import UUID
 
@@ -90,6 +91,7 @@ def new_run(
     agent_version: str = VERSION,
     queue: str = "default",
     priority: int = 0,
+    start_at: datetime | None = None,
     required_runtime: int = 1,
     input: JsonValue = "do it",
     max_attempts: int = 3,
@@ -121,10 +123,11 @@ def new_run(
         required_runtime=required_runtime,
         idempotency_key=key,
         fingerprint=fingerprint,
-        event=NewEvent(data=StateEvent(state=RunState.PENDING), step_index=0),
+        event=NewEvent(data=StateEvent(state=RunState.PENDING, start_at=start_at), step_index=0),
         blobs=blobs,
         queue=queue,
         priority=priority,
+        start_at=start_at,
     )
 
 

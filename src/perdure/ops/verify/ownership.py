@@ -94,7 +94,7 @@ def active_works(record: RunRecord) -> Found:
     "Since the last finished step no more attempts ended by a fault than the run's options allow.",
 )
 def bounded_faults(record: RunRecord) -> Found:
-    bound = record.facts.options.max_attempts
+    bound = record.facts.options.faults_max
     steps = [line for line, data in record.of(StepEvent) if data.status == "succeeded"]
     since = steps[-1].attempt if steps else 0
     faults = [

@@ -37,7 +37,7 @@ def insert(tables: Tables, new: NewRun, now: datetime) -> Inserted:
     )
     _add(tables, run, replace(new, event=rules.first_event(new, superseded)), now)
     if not queued:
-        tables.ready[new.run_id] = now
+        tables.ready[new.run_id] = run.hot.wake_at or now
     return Inserted(row=run.row, created=True, fingerprint=new.fingerprint, superseded=superseded)
 
 

@@ -27,6 +27,7 @@ from perdure.store.ports import (
     Backlog,
     InterruptFilter,
     PlacedRun,
+    QueueBacklog,
     RegisteredAgent,
     RegisteredTool,
     RunFilter,
@@ -280,7 +281,10 @@ class MemoryReader:
     async def backlog(self) -> Backlog:
         """See `Reader.backlog`. `ready` counts what can be claimed, `runs_by_state` what goes on."""
         now, tables = self._tables.clock(), self._tables
-        ready = [at for at in tables.ready.values() if at <= now]
+        ready: dict[str, list[datetime]] = {}
+        for run_id, at in tables.ready.items():
+            if at <= now:
+                ready.setdefault(tables.runs[run_id].queue, []).append(at)
         asked = [
             row.created_at
             for row in tables.interrupts.values()
@@ -290,8 +294,10 @@ class MemoryReader:
             str(run.hot.state) for run in tables.runs.values() if run.hot.state not in TERMINAL
         )
         return Backlog(
-            ready=len(ready),
-            oldest_ready_s=_age_s(ready, now),
+            queues={
+                name: QueueBacklog(ready=len(times), oldest_ready_s=_age_s(times, now))
+                for name, times in ready.items()
+            },
             open_interrupts=len(asked),
             oldest_interrupt_s=_age_s(asked, now),
             runs_by_state=dict(states),

@@ -227,4 +227,4 @@ class Tables:
         )
         if following is not None and following.hot.parked_on is ParkedOn.THREAD:
             following.hot = next_in_thread(following.hot, now)
-            self.ready[following.facts.run_id] = now
+            self.ready[following.facts.run_id] = following.hot.wake_at or now

@@ -134,7 +134,7 @@ class MemoryStore:
 
     def _take_away(self, run: Run) -> Requeued:
         tables, now, before = self._tables, self._tables.clock(), run.hot
-        exhausted = rules.is_exhausted(before, run.facts.options.max_attempts)
+        exhausted = rules.is_exhausted(before, run.facts.options.faults_max)
         cancelled = before.cancel_epoch > 0
         run.hot = rules.lose(run.facts.run_id, before, now, closing=exhausted or cancelled)
         tables.append_one(run, rules.lost_event(before))

@@ -281,7 +281,7 @@ def _cells(new: NewRun, place: _Place) -> tuple[Any, ...]:
         new.creates_thread,
         place.queued,
         place.position,
-        new.options.max_attempts,
+        new.options.faults_max,
         new.required_runtime,
         new.priority,
         new.tenant_id,
@@ -308,6 +308,7 @@ def _cells(new: NewRun, place: _Place) -> tuple[Any, ...]:
         id_out(new.parent_run_id),
         new.depth,
         new.detached,
+        new.start_at,
     )
 
 

@@ -258,5 +258,7 @@ async def _hand_over(connection: Connection, thread: UUID, clock: datetime | Non
             break
     await connection.execute(SQL["activate_thread"], thread, following)
     if hot.parked_on is ParkedOn.THREAD:
-        await save_moves(connection, [(following.hex, next_in_thread(hot, row["now"]))])
-        await connection.execute(SQL["insert_ready"], [following], [row["now"]], [hot.faults > 0])
+        moved = next_in_thread(hot, row["now"])
+        await save_moves(connection, [(following.hex, moved)])
+        at = moved.wake_at or row["now"]
+        await connection.execute(SQL["insert_ready"], [following], [at], [hot.faults > 0])

@@ -26,6 +26,7 @@ from perdure.store.ports import (
     Backlog,
     InterruptFilter,
     PlacedRun,
+    QueueBacklog,
     RegisteredAgent,
     RegisteredTool,
     RunFilter,
@@ -309,12 +310,14 @@ class PostgresReader:
     async def backlog(self) -> Backlog:
         """See `Reader.backlog`. `ready` counts what can be claimed, `runs_by_state` what goes on."""
         now = self._now()
-        (ready,) = await self._fetch("count_ready", now)
+        ready = await self._fetch("count_ready", now)
         (asked,) = await self._fetch("count_interrupts", now)
         states = await self._fetch("count_states")
         return Backlog(
-            ready=ready["ready"],
-            oldest_ready_s=ready["oldest_s"] or 0.0,
+            queues={
+                row["queue"]: QueueBacklog(ready=row["ready"], oldest_ready_s=row["oldest_s"])
+                for row in ready
+            },
             open_interrupts=asked["pending"],
             oldest_interrupt_s=asked["oldest_s"] or 0.0,
             runs_by_state={row["state"]: row["runs"] for row in states},

@@ -69,7 +69,7 @@ def insert_run(tx: Transaction, new: NewRun) -> Inserted:
     if hot.parked_on is ParkedOn.THREAD:
         tx.run("queue_in_thread", thread, position, run)
     else:
-        tx.set_ready(run, hot, tx.now_micros)
+        tx.set_ready(run, hot, to_micros(hot.wake_at or tx.now))
     row = RunRow(facts=facts, hot=hot)
     return Inserted(row=row, created=True, fingerprint=new.fingerprint, superseded=superseded)
 
@@ -178,7 +178,7 @@ def _insert_cold(
         facts.origin_seq,
         new.queue,
         new.priority,
-        facts.options.max_attempts,
+        facts.options.faults_max,
         facts.required_runtime,
         facts.schema_version,
         position,

@@ -38,6 +38,7 @@ from perdure.store.ports import (
     Backlog,
     InterruptFilter,
     PlacedRun,
+    QueueBacklog,
     RegisteredAgent,
     RegisteredTool,
     RunFilter,
@@ -310,11 +311,13 @@ class SqliteReader:
         now = self._now()
 
         def count(db: sqlite3.Connection) -> Backlog:
-            ready, oldest_ready = db.execute(SQL["count_ready"], (to_micros(now),)).fetchall()[0]
+            ready = db.execute(SQL["count_ready"], (to_micros(now),)).fetchall()
             asked, oldest_asked = db.execute(SQL["count_open_interrupts"]).fetchall()[0]
             return Backlog(
-                ready=ready,
-                oldest_ready_s=_age_s(oldest_ready, now),
+                queues={
+                    name: QueueBacklog(ready=count, oldest_ready_s=_age_s(oldest, now))
+                    for name, count, oldest in ready
+                },
                 open_interrupts=asked,
                 oldest_interrupt_s=_age_s(oldest_asked, now),
                 runs_by_state=dict(db.execute(SQL["count_states"]).fetchall()),

@@ -98,7 +98,7 @@ class Transaction:
         if kept is not None and kept.hot.parked_on is ParkedOn.THREAD:
             hot = next_in_thread(kept.hot, self.now)
             self.save(run, Kept(hot=hot, deadline_left=kept.deadline_left))
-            self.set_ready(run, hot, self.now_micros)
+            self.set_ready(run, hot, to_micros(hot.wake_at or self.now))
 
 
 def pack_own_event(run: bytes, hot: RunHot, data: EventData, step_index: int) -> tuple[Any, ...]:

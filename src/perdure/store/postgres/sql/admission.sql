@@ -21,12 +21,13 @@ WITH c AS MATERIALIZED (
         $11::int[], $12::int[], $13::text[], $14::text[], $15::text[], $16::text[], $17::text[],
         $18::bytea[], $19::bytea[], $20::bytea[], $21::bytea[], $22::bytea[], $23::bytea[],
         $24::float8[], $25::int[], $26::smallint[], $27::bytea[], $28::bytea[], $29::uuid[],
-        $30::uuid[], $31::uuid[], $32::int[], $33::uuid[], $34::uuid[], $35::int[], $36::bool[]
+        $30::uuid[], $31::uuid[], $32::int[], $33::uuid[], $34::uuid[], $35::int[], $36::bool[],
+        $37::timestamptz[]
     ) AS u(run_id, thread_id, message_id, creates, queued, position, max_attempts,
            required_runtime, priority, tenant_id, agent_id, agent_version, queue, trace_id,
            fingerprint, idempotency_key, input, context, options, caller,
            run_s, step_index, event_type, event, author, retry_of, forked_from, origin_run_id,
-           origin_seq, root_run_id, parent_run_id, depth, detached)
+           origin_seq, root_run_id, parent_run_id, depth, detached, start_at)
 ), new_threads AS (
     INSERT INTO threads (thread_id, active_run_id, created_at, updated_at, last_position, tenant_id,
                          title, metadata, participants, capabilities)
@@ -50,9 +51,11 @@ WITH c AS MATERIALIZED (
            u.detached
       FROM u, c
 ), new_states AS (
-    INSERT INTO run_state (run_id, updated_at, deadline_at, last_seq, step_index, state, parked_on)
+    INSERT INTO run_state (run_id, updated_at, deadline_at, last_seq, step_index, state, parked_on,
+                           wake_at)
     SELECT u.run_id, c.now, c.now + u.run_s * interval '1 second', 1, u.step_index, 'pending',
-           CASE WHEN u.queued THEN 'thread' END
+           CASE WHEN u.queued THEN 'thread' WHEN u.start_at > c.now THEN 'timer' END,
+           CASE WHEN u.start_at > c.now THEN u.start_at END
       FROM u, c
 ), new_messages AS (
     INSERT INTO messages (thread_id, message_id, run_id, created_at, position, tenant_id, role,
@@ -69,7 +72,7 @@ WITH c AS MATERIALIZED (
 ), new_ready AS (
     INSERT INTO ready (run_id, available_at, priority, required_runtime, suspected, queue,
                        tenant_id, agent_id, agent_version)
-    SELECT u.run_id, c.now, u.priority, u.required_runtime, FALSE, u.queue, u.tenant_id, u.agent_id,
+    SELECT u.run_id, greatest(c.now, u.start_at), u.priority, u.required_runtime, FALSE, u.queue, u.tenant_id, u.agent_id,
            u.agent_version
       FROM u, c WHERE NOT u.queued
 )

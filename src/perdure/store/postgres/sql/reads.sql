@@ -194,10 +194,10 @@ SELECT run_id, kind, ref FROM timers WHERE run_id = $1::uuid ORDER BY due_at, ki
 SELECT 1 FROM ready WHERE run_id = $1::uuid;
 
 -- name: count_ready
-SELECT count(*)::int AS ready,
+SELECT queue, count(*)::int AS ready,
        greatest(0, extract(epoch FROM coalesce($1::timestamptz, now()) - min(available_at)))::float8
            AS oldest_s
-  FROM ready WHERE available_at <= coalesce($1::timestamptz, now());
+  FROM ready WHERE available_at <= coalesce($1::timestamptz, now()) GROUP BY queue;
 
 -- name: count_interrupts
 SELECT count(*)::int AS pending,

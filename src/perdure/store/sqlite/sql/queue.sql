@@ -28,7 +28,7 @@ LIMIT ?5;
 SELECT 1 FROM ready WHERE run_id = ?;
 
 -- name: count_ready
-SELECT count(*), min(available_at) FROM ready WHERE available_at <= ?;
+SELECT queue, count(*), min(available_at) FROM ready WHERE available_at <= ? GROUP BY queue;
 
 -- name: queue_in_thread
 INSERT INTO thread_queue (thread_id, position, run_id) VALUES (?, ?, ?);
