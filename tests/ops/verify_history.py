@@ -307,10 +307,12 @@ async def _answered(engine: Embedded, runs: Runs, clock: ShiftingClock) -> None:
     runs["expired"] = await engine.submit("asking")
     await engine.wait_waiting(runs["expired"])
     runs["timed out"] = await engine.submit("sleeping", timeouts={"run_s": 600})
+    runs["delayed done"] = await engine.submit("idle", after=600)
     await engine.wait_event(runs["timed out"], "step")
     clock.advance(2 * 3600)
     await engine.wait_terminal(runs["expired"])
     await engine.wait_terminal(runs["timed out"])
+    await engine.wait_terminal(runs["delayed done"])
 
 
 async def _cancelled(engine: Embedded, runs: Runs, zoo: ToolZoo) -> None:
@@ -411,6 +413,7 @@ async def _standing(engine: Embedded, runs: Runs) -> None:
     await engine.wait_waiting(runs["approving"])
     thread_id = (await engine.run(runs["waiting"])).facts.thread_id
     runs["queued"] = await engine.submit("idle", thread_id=thread_id)
+    runs["delayed"] = await engine.submit("idle", after=86_400)
     runs["sleeping"] = await engine.submit("sleeping", timeouts={"run_s": 100_000})
     await engine.wait_until(runs["sleeping"], _is_unheld_planning)
 

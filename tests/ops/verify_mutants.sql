@@ -511,6 +511,19 @@ INSERT INTO tool_executions SELECT run_id, tool_call_id, number + 1, attempt, ar
 -- mutant: L6 | sleeping | nothing wakes a sleeping run
 DELETE FROM ready WHERE run_id = :run;
 
+-- mutant: L6 | delayed | nothing starts a delayed run
+DELETE FROM ready WHERE run_id = :run;
+
+-- mutant: H11 | delayed | its row names another time
+UPDATE run_state SET wake_at = wake_at + 1 WHERE run_id = :run;
+
+-- mutant: H11 | delayed | it can be claimed at once
+UPDATE run_state SET parked_on = NULL, wake_at = NULL WHERE run_id = :run;
+
+-- mutant: H11 | delayed done | it was claimed before its time
+UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.start_at',
+    '2999-01-01T00:00:00.000000Z') AS BLOB) WHERE run_id = :run AND seq = 1;
+
 -- mutant: L6 | waiting | a waiting run can be claimed
 INSERT INTO ready SELECT run_id, queue, priority, 0, tenant_id, agent_id, agent_version, 1, 0
     FROM runs WHERE run_id = :run;

@@ -103,9 +103,8 @@ def _start_at(options: RunOptions, now: datetime) -> datetime | None:
     if options.after is None:
         return None
     limit_s = options.timeouts.run_s
-    delay_s = (
-        options.after if isinstance(options.after, float) else (options.after - now).total_seconds()
-    )
+    start_at = options.after if isinstance(options.after, datetime) else after(now, options.after)
+    delay_s = (start_at - now).total_seconds()
     if delay_s <= 0:
         return None
     if delay_s > START_AFTER_MAX_S:
@@ -114,7 +113,7 @@ def _start_at(options: RunOptions, now: datetime) -> datetime | None:
         )
     if limit_s is not None and delay_s >= limit_s:
         raise Invalid("the total time of the run is over before it starts", field="/options/after")
-    return options.after if isinstance(options.after, datetime) else after(now, delay_s)
+    return start_at
 
 
 def _new_run(core: Core, order: RunOrder, card: AgentCard, start: Start) -> NewRun:

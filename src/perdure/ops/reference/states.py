@@ -95,6 +95,7 @@ EXAMPLES: tuple[tuple[str, RunHot], ...] = (
         _hot(_S.WAITING_HUMAN, waiting_kind=InterruptKind.BREAKPOINT, attempt=1, open_interrupts=1),
     ),
     ("stands behind another run of its thread", _hot(_S.PENDING, parked_on=ParkedOn.THREAD)),
+    ("is to start at a later time", _hot(_S.PENDING, parked_on=ParkedOn.TIMER)),
     ("can be claimed for the first time", _hot(_S.PENDING)),
     ("is held by a worker that plans", _hot(_S.PLANNING, lease_owner="w", attempt=1)),
     ("is held by a worker that runs tools", _hot(_S.EXECUTING, lease_owner="w", attempt=1)),

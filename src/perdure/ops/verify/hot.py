@@ -2,8 +2,9 @@
 
 from perdure.ops.verify.checks import Found, rule
 from perdure.ops.verify.record import RunRecord
-from perdure.protocol.events import ChildEvent
+from perdure.protocol.events import AttemptEvent, ChildEvent, StateEvent
 from perdure.protocol.records import ToolCallRow
+from perdure.protocol.runs import RunHot
 from perdure.protocol.states import ParkedOn, RunState, StepStatus, ToolCallStatus, is_open
 from perdure.store.commits import TimerKind
 
@@ -119,4 +120,29 @@ def _wakers(record: RunRecord) -> list[str]:
     return [name for name, moves in found.items() if moves]
 
 
-RULES = (counts_agree, timers_agree, pending_was_said, one_waker)
+@rule(
+    "H11",
+    "A delayed run is claimed no earlier than its first event says; until then its row waits on a "
+    "timer with that time, or behind another run of its thread.",
+)
+def delays_are_kept(record: RunRecord) -> Found:
+    hot = record.hot
+    start_at = next((data.start_at for line, data in record.of(StateEvent) if line.seq == 1), None)
+    delayed = hot.state is RunState.PENDING and hot.parked_on is ParkedOn.TIMER
+    whole = bool(record.log) and record.log[0].seq == 1
+    if delayed and whole and hot.wake_at != start_at:
+        yield "run", f"its row wakes at {hot.wake_at}, its first event says {start_at}"
+    if start_at is None:
+        return
+    if _can_be_claimed(hot) and hot.updated_at < start_at:
+        yield "run", f"it can be claimed before {start_at}"
+    for line, data in record.of(AttemptEvent):
+        if data.phase in {"claimed", "recovered"} and line.at < start_at:
+            yield line.name, f"it was claimed before {start_at}"
+
+
+def _can_be_claimed(hot: RunHot) -> bool:
+    return hot.state is RunState.PENDING and hot.lease_owner is None and hot.parked_on is None
+
+
+RULES = (counts_agree, timers_agree, pending_was_said, one_waker, delays_are_kept)

@@ -1,6 +1,7 @@
 """What `insert_run` promises: a run with all that belongs to it, and one run for one key."""
 
 from dataclasses import replace
+from datetime import timedelta
 
 import anyio
 import pytest
@@ -22,10 +23,12 @@ from perdure.testing.builders import (
     claimed,
     commit_of,
     finish,
+    lease_of,
     look,
     new_id,
     new_run,
     new_thread,
+    want,
 )
 from perdure.testing.clock import FakeClock
 from perdure.testing.conformance.base import Contract, history
@@ -48,6 +51,43 @@ class InsertContract(Contract):
         assert (hot.started_at, hot.finished_at, hot.updated_at) == (None, None, clock())
         assert await reader.is_ready(new.run_id)
         assert await look(reader, new.run_id) == inserted.row
+
+    async def test_a_delayed_run_is_claimable_from_its_time_on(
+        self, store: Store, reader: Reader, clock: FakeClock
+    ) -> None:
+        """R-3.4, R-12.7: parked on a timer with an entry in `ready`; claimed once."""
+        at = clock() + timedelta(seconds=60)
+        new, past = new_run(start_at=at), new_run(start_at=clock() - timedelta(seconds=1))
+        hot = (await store.insert_run(new)).row.hot
+        assert (hot.state, hot.parked_on, hot.wake_at) == (RunState.PENDING, ParkedOn.TIMER, at)
+        assert await reader.is_ready(new.run_id)
+        assert (await look(reader, new.run_id)).hot == hot
+        hot = (await store.insert_run(past)).row.hot
+        assert (hot.parked_on, hot.wake_at) == (None, None)
+        assert [one.row.facts.run_id for one in await store.claim_runs(want())] == [past.run_id]
+        clock.advance(59.9)
+        assert await store.claim_runs(want()) == []
+        clock.advance(0.1)
+        (held,) = await store.claim_runs(want())
+        assert held.row.facts.run_id == new.run_id
+        assert (held.row.hot.parked_on, held.row.hot.wake_at) == (None, None)
+        assert await store.claim_runs(want()) == []
+
+    async def test_delayed_runs_that_are_inserted_at_once_keep_their_times(
+        self, store: Store, reader: Reader, clock: FakeClock
+    ) -> None:
+        """Runs that travel to the database together are each what they are alone."""
+        delays = (0, 60, 0, 120)
+        runs = [new_run(start_at=clock() + timedelta(seconds=s) if s else None) for s in delays]
+        async with anyio.create_task_group() as group:
+            for new in runs:
+                group.start_soon(store.insert_run, new)
+        for new in runs:
+            hot = (await look(reader, new.run_id)).hot
+            waits = None if new.start_at is None else ParkedOn.TIMER
+            assert (hot.parked_on, hot.wake_at) == (waits, new.start_at)
+            assert await reader.is_ready(new.run_id)
+        assert len(await store.claim_runs(want())) == 2
 
     async def test_the_facts_of_a_run_are_kept_as_they_were_given(
         self, store: Store, reader: Reader, clock: FakeClock
@@ -276,6 +316,32 @@ class ThreadContract(Contract):
         thread = await reader.find_thread(first.tenant_id, first.thread_id)
         assert thread is not None
         assert thread.active_run_id == second.run_id
+
+    async def test_a_delayed_run_of_a_thread_waits_for_its_turn_and_for_its_time(
+        self, store: Store, reader: Reader, clock: FakeClock
+    ) -> None:
+        """R-3.4: its time is kept while it queues, and it leaves the queue only with its turn."""
+        first = new_run()
+        await store.insert_run(first)
+        at = clock() + timedelta(seconds=60)
+        late, later = (new_run(thread_id=first.thread_id, start_at=at) for _ in range(2))
+        for new in (late, later):
+            hot = (await store.insert_run(new)).row.hot
+            assert (hot.parked_on, hot.wake_at) == (ParkedOn.THREAD, at)
+            assert not await reader.is_ready(new.run_id)
+        await finish(store, reader, first.run_id)
+        hot = (await look(reader, late.run_id)).hot
+        assert (hot.parked_on, hot.wake_at) == (ParkedOn.TIMER, at)
+        assert await reader.is_ready(late.run_id)
+        assert await store.claim_runs(want()) == []
+        clock.advance(61)
+        (held,) = await store.claim_runs(want())
+        assert held.row.facts.run_id == late.run_id
+        await store.release_runs(held.row.hot.lease_owner or "", [lease_of(held)])
+        await finish(store, reader, late.run_id)
+        hot = (await look(reader, later.run_id)).hot
+        assert (hot.parked_on, hot.wake_at) == (None, None)
+        assert [one.row.facts.run_id for one in await store.claim_runs(want())] == [later.run_id]
 
     async def test_a_thread_without_unfinished_runs_is_free(
         self, store: Store, reader: Reader

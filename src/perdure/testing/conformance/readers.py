@@ -1,6 +1,7 @@
 """What the reader promises: pages in order, cursors, filters, tenants, counts."""
 
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
@@ -22,7 +23,7 @@ from perdure.store.commits import (
     StepChange,
     ToolRegistration,
 )
-from perdure.store.ports import Backlog, InterruptFilter, Reader, RunFilter, Store
+from perdure.store.ports import Backlog, InterruptFilter, QueueBacklog, Reader, RunFilter, Store
 from perdure.testing.builders import (
     PLANNING,
     advanced,
@@ -287,9 +288,11 @@ class BacklogContract(Contract):
     """How much waits."""
 
     async def test_an_empty_store_has_no_backlog(self, reader: Reader) -> None:
-        assert await reader.backlog() == Backlog(
-            ready=0, oldest_ready_s=0.0, open_interrupts=0, oldest_interrupt_s=0.0, runs_by_state={}
+        found = await reader.backlog()
+        assert found == Backlog(
+            queues={}, open_interrupts=0, oldest_interrupt_s=0.0, runs_by_state={}
         )
+        assert (found.ready, found.oldest_ready_s) == (0, 0.0)
 
     async def test_the_backlog_counts_what_waits_and_for_how_long(
         self, store: Store, reader: Reader, clock: FakeClock
@@ -302,20 +305,24 @@ class BacklogContract(Contract):
         await finish(store, reader, ended.row.facts.run_id)
         clock.advance(5)
         await store.insert_run(new_run())
+        await store.insert_run(new_run(start_at=clock() + timedelta(seconds=60)))
         clock.advance(10)
         await store.insert_run(new_run())
+        await store.insert_run(new_run(queue="slow"))
         clock.advance(1.5)
         assert await reader.backlog() == Backlog(
-            ready=2,
-            oldest_ready_s=11.5,
+            queues={
+                "default": QueueBacklog(ready=2, oldest_ready_s=11.5),
+                "slow": QueueBacklog(ready=1, oldest_ready_s=1.5),
+            },
             open_interrupts=1,
             oldest_interrupt_s=16.5,
-            runs_by_state={"planning": 1, "waiting_human": 1, "pending": 2},
+            runs_by_state={"planning": 1, "waiting_human": 1, "pending": 4},
         )
         interrupt_id = asked.new_interrupts[0].interrupt_id
         await write(store, answering(waiting, interrupt_id))
         found = await reader.backlog()
-        assert (found.ready, found.open_interrupts, found.oldest_interrupt_s) == (3, 0, 0.0)
+        assert (found.ready, found.open_interrupts, found.oldest_interrupt_s) == (4, 0, 0.0)
 
     async def test_a_cancelled_run_is_not_counted_as_claimable(
         self, store: Store, reader: Reader
