@@ -57,6 +57,23 @@ def test_the_log_can_be_read_as_text_lines_and_one_document(perdure: Program) ->
     assert later == document[2:]
 
 
+def test_a_run_starts_later_in_a_queue_and_by_priority(perdure: Program) -> None:
+    """R-3.4, R-12.7: flags go before what --options says."""
+    perdure("run", "echo", *HERE)
+    flags = ("--after", "3600", "--queue", "slow", "--priority", "-5", "--json")
+    done = perdure("run", "echo", "--options", '{"queue": "other", "max_steps": 7}', *flags)
+    options = done.json["options"]
+    assert (done.code, done.json["status"], done.json["waiting_on"]) == (0, "SUBMITTED", "timer")
+    assert (options["after"], options["queue"], options["priority"]) == (3600, "slow", -5)
+    assert options["max_steps"] == 7
+    assert perdure("runs", "cancel", done.json["run_id"], "--json").json["status"] == "INTERRUPTED"
+    timed = perdure("run", "echo", "--after", "2020-01-01T00:00:00Z", "--json")
+    assert (timed.code, timed.json["status"]) == (0, "QUEUED")
+    perdure("runs", "cancel", timed.json["run_id"])
+    wrong = perdure("run", "echo", "--after", "soon")
+    assert (wrong.code, "after" in wrong.err) == (2, True)
+
+
 def test_a_run_is_shown_with_its_calls(perdure: Program) -> None:
     run_id = perdure("run", "ships", "--json", *HERE).json["run_id"]
     shown = perdure("runs", "show", run_id)

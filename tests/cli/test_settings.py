@@ -7,6 +7,7 @@ import pytest
 
 from perdure.ops.settings import Settings, load_settings, masked_url
 from perdure.protocol.errors import Invalid
+from perdure.runtime import engine_settings
 from tests.cli.program import Program
 
 
@@ -45,7 +46,10 @@ def test_the_project_file_may_be_pyproject(perdure: Program) -> None:
 
 def test_lists_in_the_environment_are_separated_by_commas(perdure: Program) -> None:
     perdure.patch.setenv("PERDURE_AGENTS", "a.b:c, d:e")
+    perdure.patch.setenv("PERDURE_WORKER__QUEUES", "default, gpu.1")
     assert load_settings().agents == ("a.b:c", "d:e")
+    assert load_settings().worker.queues == ("default", "gpu.1")
+    assert engine_settings(load_settings()).queues == ("default", "gpu.1")
 
 
 @pytest.mark.parametrize(
@@ -55,6 +59,8 @@ def test_lists_in_the_environment_are_separated_by_commas(perdure: Program) -> N
         ("[server]\nprot = 1", "server.prot (./perdure.toml)"),
         ("[worker]\nlease_ttl_s = 2\nheartbeat_s = 1.5", "heartbeat_s"),
         ("[server", "perdure.toml"),
+        ("[worker]\nqueues = []", "worker.queues"),
+        ("[worker]\nqueues = ['a b']", "worker.queues"),
     ],
 )
 def test_a_wrong_setting_is_named_with_its_source(perdure: Program, text: str, named: str) -> None:

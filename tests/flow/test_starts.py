@@ -9,7 +9,7 @@ import pytest
 from perdure.engine.context import PlannerContext
 from perdure.protocol.decisions import Ask, ChildRequest, Decision, Finish, Spawn
 from perdure.protocol.errors import Invalid
-from perdure.protocol.events import AttemptEvent, RecordedEvent, StateEvent
+from perdure.protocol.events import AttemptEvent, ChildEvent, RecordedEvent, StateEvent
 from perdure.protocol.failures import FailureCode
 from perdure.protocol.runs import RunRow, next_actions, status_of, waiting_on
 from perdure.protocol.states import Answer, NextAction, RunState, RunStatus, WaitingOn
@@ -123,11 +123,9 @@ async def test_workers_take_their_queues_only_and_children_stay_in_them(url: str
         assert (status_of(row.hot), row.hot.attempt) == (RunStatus.QUEUED, 0)
         queues = (await engine.core.reader.backlog()).queues
         assert {name: queue.ready for name, queue in queues.items()} == {"default": 1}
-        (child,) = [
-            event.data.child_run_id
-            for event in await engine.events(taken)
-            if event.type == "child" and getattr(event.data, "phase", "") == "spawned"
-        ]
+        told = data_of(await engine.events(taken), ChildEvent)
+        (child,) = [data.child_run_id for data in told if data.phase == "spawned"]
+        assert child is not None
         options = (await engine.run(child)).facts.options
         assert (options.queue, options.priority) == ("slow", 7)
 

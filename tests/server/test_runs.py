@@ -139,6 +139,57 @@ async def test_a_key_out_of_bounds_is_invalid(world: World, key: str) -> None:
     assert (answer.status_code, answer.json()["field"]) == (422, "/options/idempotency_key")
 
 
+@pytest.mark.parametrize(
+    ("option", "values"),
+    [
+        (
+            "after",
+            [-1, 31_536_001, True, "5", "soon", "2026-01-01", "2026-01-01T00:00:00", [1]]
+            + ["2026-13-01T00:00:00Z", "0001-01-01T00:00:00+14:00", "2999-01-01T00:00:00Z", 1e999],
+        ),
+        ("queue", ["", "A", "a b", "-a", "x" * 65, 1, None]),
+        ("priority", [101, -101, 1.5, "high"]),
+        ("recovery_mode", ["maybe"]),
+        ("cancel_policy", ["interrupt"]),
+    ],
+)
+async def test_a_start_option_out_of_bounds_is_invalid(
+    world: World, option: str, values: list[JsonValue]
+) -> None:
+    """R-3.4: refused with its field, and no run is made."""
+    for value in values:
+        body = json.dumps({"input": 1, "options": {option: value}}).replace("Infinity", "1e999")
+        answer = await world.http.post(
+            "/v1/agents/echo/run", content=body, headers={"Content-Type": "application/json"}
+        )
+        assert answer.status_code in {400, 422}, (value, answer.text)
+        if answer.status_code == 422:
+            assert answer.json()["field"] == f"/options/{option}", value
+    assert (await world.http.get("/v1/runs")).json()["items"] == []
+
+
+async def test_a_delayed_run_is_shown_kept_under_its_key_and_not_passed_on(world: World) -> None:
+    """R-3.2, R-3.4, R-12.7: the key stands for its start, queue and priority; a retry starts now."""
+    options: dict[str, JsonValue] = {"after": 0.3, "priority": 9, "idempotency_key": "later"}
+    made = await world.http.post("/v1/agents/broken/run", json={"input": 1, "options": options})
+    run = made.json()
+    assert (made.status_code, run["status"], run["waiting_on"]) == (202, "SUBMITTED", "timer")
+    assert run["wake_at"] > run["created_at"]
+    assert (run["options"]["after"], run["options"]["priority"]) == (0.3, 9)
+    for name, value in (("after", 0.4), ("after", "2026-01-01T00:00:00Z"), ("priority", 8)):
+        other = {"input": 1, "options": {**options, name: value}}
+        answer = await world.http.post("/v1/agents/broken/run", json=other)
+        assert (answer.status_code, answer.json()["code"]) == (409, "idempotency_mismatch")
+    again = await world.http.post("/v1/agents/broken/run", json={"input": 1, "options": options})
+    assert again.json()["run_id"] == run["run_id"]
+    await world.until(run["run_id"], "failed")
+    retry = await world.http.post(f"/v1/runs/{run['run_id']}/retry", json={})
+    passed_on = retry.json()["options"]
+    assert (passed_on["after"], passed_on["priority"]) == (None, 9)
+    text = (await world.http.get("/metrics")).text
+    assert "# TYPE perdure_queue_ready_runs gauge" in text
+
+
 async def test_a_context_of_another_tenant_is_forbidden(world: World) -> None:
     """R-3.3, decision 41."""
     answer = await world.http.post(

@@ -61,12 +61,14 @@ def settings_of(
     *,
     agents: list[str] | None = None,
     server: dict[str, object] | None = None,
+    queues: list[str] | None = None,
 ) -> Settings:
     """Return the settings with these flags on top, and send logs to stderr as they say."""
     settings = load_settings(
         {
             "db": {"url": db} if db else None,
             "agents": tuple(agents) if agents else None,
+            "worker": {"queues": tuple(queues)} if queues else None,
             "server": {name: value for name, value in (server or {}).items() if value is not None},
         }
     )

@@ -3,6 +3,7 @@
 import logging
 import os
 import sys
+from typing import Annotated
 
 import anyio
 import typer
@@ -22,7 +23,19 @@ LOOK_S = 1.0
 log = logging.getLogger(__name__)
 
 
-def worker(agents: Agents = None, db: Db = None, json: Json = False) -> None:
+def worker(
+    agents: Agents = None,
+    queues: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--queue",
+            help="Queue to serve; may be repeated. `default` if none is given.",
+            show_default=False,
+        ),
+    ] = None,
+    db: Db = None,
+    json: Json = False,
+) -> None:
     """Carry out runs until SIGTERM or Ctrl-C.
 
     The first signal stops claiming and hands held runs back at their next boundary; a second one
@@ -30,7 +43,7 @@ def worker(agents: Agents = None, db: Db = None, json: Json = False) -> None:
     worker drains by itself and starts afresh.
     """
     find_modules_here()
-    settings = settings_of(db, agents=agents)
+    settings = settings_of(db, agents=agents, queues=queues)
     asked = run_async(lambda: _work(settings, json=json))
     if asked.number:
         raise typer.Exit(exit_of_signal(asked.number))

@@ -119,6 +119,7 @@ FIELD_NOTES: dict[str, str] = {
     "late.attempt": "attempt that the execution belonged to",
     "late.epoch": "cancel epoch that the execution belonged to",
     "resume.outcome": "`answered`, `expired` or `cancelled`",
+    "state.start_at": "of a delayed run: when it starts",
     "state.origin": "of a run that goes on from another: whose log it shares up to which seq, how "
     "(`retry`, `redrive`, `fork`), who wanted it and why, and an edited agent state",
     "result.by": "who knew the result: the tool, its lookup, a person, the runtime, policy, a child",
