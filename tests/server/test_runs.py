@@ -144,8 +144,10 @@ async def test_a_key_out_of_bounds_is_invalid(world: World, key: str) -> None:
     [
         (
             "after",
-            [-1, 31_536_001, True, "5", "soon", "2026-01-01", "2026-01-01T00:00:00", [1]]
-            + ["2026-13-01T00:00:00Z", "0001-01-01T00:00:00+14:00", "2999-01-01T00:00:00Z", 1e999],
+            [
+                *(-1, 31_536_001, True, "5", "soon", [1], "2026-01-01", "2026-01-01T00:00:00"),
+                *("2026-13-01T00:00:00Z", "0001-01-01T00:00:00+14:00", "2999-01-01T00:00:00Z"),
+            ],
         ),
         ("queue", ["", "A", "a b", "-a", "x" * 65, 1, None]),
         ("priority", [101, -101, 1.5, "high"]),
@@ -158,13 +160,10 @@ async def test_a_start_option_out_of_bounds_is_invalid(
 ) -> None:
     """R-3.4: refused with its field, and no run is made."""
     for value in values:
-        body = json.dumps({"input": 1, "options": {option: value}}).replace("Infinity", "1e999")
-        answer = await world.http.post(
-            "/v1/agents/echo/run", content=body, headers={"Content-Type": "application/json"}
-        )
-        assert answer.status_code in {400, 422}, (value, answer.text)
-        if answer.status_code == 422:
-            assert answer.json()["field"] == f"/options/{option}", value
+        body: JsonValue = {"input": 1, "options": {option: value}}
+        answer = await world.http.post("/v1/agents/echo/run", json=body)
+        problem = answer.json()
+        assert (answer.status_code, problem["field"]) == (422, f"/options/{option}"), value
     assert (await world.http.get("/v1/runs")).json()["items"] == []
 
 
