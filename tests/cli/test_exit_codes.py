@@ -6,6 +6,7 @@ from perdure.ops.exits import ExitCode, exit_of_error
 from perdure.protocol import errors
 from perdure.protocol.errors import PerdureError
 from tests.cli.program import Program
+from tests.cli.shop import REFERENCE
 
 RUN_ID = "run_" + "0" * 32
 INTERRUPT_ID = "int_" + "0" * 32
@@ -55,6 +56,7 @@ def test_looking_at_a_database_that_is_not_there_makes_none(
         ("run", "echo", "--options", '{"max_steps": 0}'),
         ("runs", "events", RUN_ID, "--json", "--follow"),
         ("run", "echo", "--here", "--agents", "nothing"),
+        ("run", "echo", "--agents", REFERENCE),
         ("runs", "list", "--db", "mysql://x"),
         ("demo", "--data", "nothing.csv"),
     ],

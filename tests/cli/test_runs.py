@@ -17,6 +17,15 @@ def test_a_run_that_is_waited_for_says_how_it_ended(perdure: Program) -> None:
     assert "as asked" in failed.out
 
 
+def test_a_run_is_not_left_to_a_process_that_does_not_serve_it(perdure: Program) -> None:
+    """Nothing is created that this very command could not carry out."""
+    perdure("run", "echo", *HERE)
+    done = perdure("run", "echo", "--here")
+    assert done.code == ExitCode.USAGE
+    assert "--agents MODULE:REGISTRY" in done.err
+    assert len(perdure("runs", "list", "--json").json["items"]) == 1
+
+
 def test_a_run_that_waits_for_a_person_ends_the_wait_with_3(perdure: Program) -> None:
     done = perdure("run", "ships", "--json", *HERE)
     assert (done.code, done.json["status"]) == (3, "INPUT_REQUIRED")

@@ -19,6 +19,8 @@ from perdure.telemetry.logs import configure_logs
 
 T = TypeVar("T")
 
+NO_AGENTS = "no agents: name their registry with --agents MODULE:REGISTRY"
+
 Db = Annotated[
     str | None,
     typer.Option(
@@ -84,7 +86,10 @@ def on_service(db: str | None, work: Callable[[Service], Awaitable[T]]) -> T:
     async def body() -> T:
         path = settings.db.sqlite_path
         if path is not None and not path.exists() and not path.parent.is_file():
-            raise NotFound(f"there is no database at {path}")
+            raise NotFound(
+                f"there is no database at {path}; name it with --db or PERDURE_DB__URL, or make it "
+                "with `perdure db upgrade`"
+            )
         async with open_service(settings) as service:
             return await work(service)
 
@@ -113,4 +118,6 @@ def json_of(text: str, option: str) -> JsonValue:
         raise typer.BadParameter(f"{option}: {text[1:]}: {error.strerror}") from None
     except PerdureError as error:
         message = error.message.replace("the body", "the value")
+        if text[:1].isalpha():
+            message += "; a text needs its quotes: '\"…\"'"
         raise typer.BadParameter(f"{option}: {message}") from None

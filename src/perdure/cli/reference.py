@@ -95,7 +95,7 @@ def _row(name: str, variable: str, field: FieldInfo) -> str:
     choices = [value for value in get_args(field.annotation) if isinstance(value, str)]
     if choices:
         meaning += "; one of " + ", ".join(f"`{choice}`" for choice in choices)
-    default = _default(field.default)
+    default = _default(field.get_default(call_default_factory=True, validated_data={}))
     cells = (f"`{name}`", f"`PERDURE_{variable.upper()}`", default, meaning.replace("|", "\\|"))
     return f"| {' | '.join(cells)} |\n"
 
@@ -104,7 +104,7 @@ def _default(value: object) -> str:
     match value:
         case None:
             return "unset"
-        case ():
+        case () | {}:
             return "none"
         case bool():
             return f"`{str(value).lower()}`"

@@ -10,6 +10,7 @@ from perdure.cli.runs import fields_of_run
 from perdure.ops.exits import ExitCode, exit_of_run, run_async
 from perdure.ops.output import note, print_fields, print_json
 from perdure.ops.settings import Settings
+from perdure.protocol.errors import Invalid
 from perdure.protocol.runs import Run, RunOptions
 from perdure.protocol.states import TERMINAL, RunState
 from perdure.runtime import open_runtime, open_service
@@ -92,6 +93,8 @@ def run(
         "queue": queue,
         "priority": priority,
     }
+    if agents and not here:
+        raise typer.BadParameter("--agents needs --here: a worker or server has its own")
     request = RunRequest(input=json_of(input, "--input"), options=_options(options, flags))
     if here:
         find_modules_here()
@@ -105,6 +108,12 @@ def run(
 
     async def _start_here(settings: Settings) -> Run:
         async with open_runtime(settings) as runtime:
+            served = [hosted.card.agent_id for hosted in runtime.worker.catalog.served()]
+            if agent not in served:
+                raise Invalid(
+                    f"this process does not serve {agent}, only {', '.join(served) or 'no agents'}: "
+                    "name its registry with --agents MODULE:REGISTRY"
+                )
             return await _start(runtime.service, timeout)
 
     async def _start(service: Service, seconds: float) -> Run:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from perdure.cli.options import Agents, Db, Json, find_modules_here, settings_of
+from perdure.cli.options import NO_AGENTS, Agents, Db, Json, find_modules_here, settings_of
 from perdure.ops.exits import ExitCode, exit_of_signal, run_async
 from perdure.ops.output import note, print_json
 from perdure.ops.process import tune_interpreter
@@ -37,6 +37,8 @@ def serve(
     """
     find_modules_here()
     settings = settings_of(db, agents=agents, server={"host": host, "port": port})
+    if not settings.agents and not no_worker:
+        note(f"the worker inside serves {NO_AGENTS}")
     asked = run_async(lambda: _serve(settings, with_worker=not no_worker, json=json))
     raise typer.Exit(exit_of_signal(asked.number) if asked.number else ExitCode.OK)
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import anyio
 import typer
 
-from perdure.cli.options import Agents, Db, Json, find_modules_here, settings_of
+from perdure.cli.options import NO_AGENTS, Agents, Db, Json, find_modules_here, settings_of
 from perdure.engine.worker import Worker
 from perdure.ops.exits import exit_of_signal, run_async
 from perdure.ops.output import note, print_json
@@ -62,7 +62,7 @@ async def _work(settings: Settings, *, json: bool) -> StopSignal:
             served = [hosted.card.agent_id for hosted in made.catalog.served()]
             if json:
                 print_json({"agents": served, "worker_id": made.worker_id})
-            note(f"worker {made.worker_id} serves {', '.join(served) or 'no agents'}")
+            note(f"worker {made.worker_id} serves {', '.join(served) or NO_AGENTS}")
             group.start_soon(_watch, made)
             await made.run()
             group.cancel_scope.cancel()

@@ -67,7 +67,9 @@ async def submit_run(core: Core, order: RunOrder, start: Start = FROM_NOTHING) -
     """
     card = await core.directory.find(order.agent_id, order.options.agent_version)
     if card is None:
-        raise NotFound("no such agent or version", field="agent_id")
+        version = order.options.agent_version
+        named = order.agent_id if version is None else f"{order.agent_id} of version {version}"
+        raise NotFound(f"there is no agent {named[:300]}", field="agent_id")
     _check(card, order)
     new = _new_run(core, order, card, start)
     inserted = await core.store.insert_run(new)
