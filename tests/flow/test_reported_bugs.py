@@ -119,8 +119,10 @@ async def test_what_a_timed_out_execution_returns_is_late_and_moves_nothing(
         await zoo.wait_started("hang")
         assert await engine.core.reader.list_late(run_id) == []
         zoo.open_gate()
-        late = await engine.wait_event(run_id, "late")
         row = await engine.wait_terminal(run_id)
+        with anyio.fail_after(5):
+            while not await engine.core.reader.list_late(run_id):  # it may come after the end
+                await anyio.sleep(0.01)  # noqa: ASYNC110  # then no follower hears of it
         events = await engine.events(run_id)
         assert row.hot.state is RunState.SUCCEEDED
         assert data_of(events, StateEvent)[-1].answer == 2
@@ -130,7 +132,6 @@ async def test_what_a_timed_out_execution_returns_is_late_and_moves_nothing(
         assert zoo.executions == {"stubborn": 2, "hang": 1}
         (row_late,) = await engine.core.reader.list_late(run_id)
         assert (row_late.execution, row_late.status) == (1, ToolCallStatus.SUCCEEDED)
-        assert late.data
 
 
 # ---------------------------------------------------------------- people's answers
