@@ -121,8 +121,8 @@ async def test_what_a_timed_out_execution_returns_is_late_and_moves_nothing(
         zoo.open_gate()
         row = await engine.wait_terminal(run_id)
         with anyio.fail_after(5):
-            while not await engine.core.reader.list_late(run_id):  # it may come after the end
-                await anyio.sleep(0.01)  # noqa: ASYNC110  # then no follower hears of it
+            while not await engine.core.reader.list_late(run_id):  # noqa: ASYNC110  # after the end no follower hears of it
+                await anyio.sleep(0.01)
         events = await engine.events(run_id)
         assert row.hot.state is RunState.SUCCEEDED
         assert data_of(events, StateEvent)[-1].answer == 2
