@@ -82,8 +82,9 @@ test: $(VENV)/.dev  ## all tests but those of test-node and crash; ARGS= adds op
 	$(PYTEST) $(ARGS)
 
 .PHONY: test-quick
-test-quick: $(VENV)/.dev  ## the tests that take under a second each
-	$(PYTEST) -m "not slow and not crash_full" $(ARGS)
+test-quick: $(VENV)/.dev  ## the quick tests: without PostgreSQL, streams, snippets and mutants
+	$(PYTEST) -m "not slow and not crash_full" -k "not postgres and not openapi and not snippets and not mutants" \
+		--ignore tests/crash --ignore tests/streams $(ARGS)
 
 .PHONY: test-node
 test-node: $(VENV)/.dev  ## tests with JavaScript clients; needs node and npm
