@@ -178,6 +178,13 @@ def _family() -> list[Decision]:
     return [Spawn(children=wishes), Finish(answer="together")]
 
 
+def _talk() -> list[Decision]:
+    """Let two speak who last, one of them twice."""
+    first = ChildRequest(agent_id="idle", key="a", participant="a")
+    second = ChildRequest(agent_id="idle", key="b", participant="b")
+    return [Spawn(children=(first, second)), Spawn(children=(first,)), Finish(answer="all said")]
+
+
 def agents() -> list[HostedAgent]:
     """Return the agents of the scenes."""
     ask = Ask(title="Which one?", key="which", expires_in=HOUR)
@@ -212,6 +219,7 @@ def agents() -> list[HostedAgent]:
         scripted("spoken", _spoken, tools=["echo"]),
         coded,
         scripted("family", _family()),
+        scripted("talk", _talk()),
         scripted("handing", [Handoff(agent_id="takes.over", reason="its field")]),
         scripted("takes.over", lambda _: DONE),
     ]
@@ -394,8 +402,12 @@ async def _families(engine: Embedded, runs: Runs) -> None:
     await engine.answer(question.interrupt_id, Answer.RESPOND, value={"which": 1})
     await engine.cancel(runs["cancelled family"])
     runs["handed over"] = await engine.submit("handing")
-    for scene in ("family", "cancelled family", "handed over"):
+    runs["talk"] = await engine.submit("talk")
+    for scene in ("family", "cancelled family", "handed over", "talk"):
         await engine.wait_terminal(runs[scene])
+    where = RunFilter(parent_run_id=runs["talk"])
+    below = await engine.core.reader.list_runs(None, where, after=None, limit=10)
+    runs |= {f"{place} of talk": row.facts.run_id for place, row in enumerate(below)}
 
 
 async def _standing(engine: Embedded, runs: Runs) -> None:

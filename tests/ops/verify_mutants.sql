@@ -708,6 +708,21 @@ UPDATE run_state SET state = 'failed' WHERE run_id = :other;
 -- mutant: I23 | family | a result of a detached child | other=plain of family
 UPDATE runs SET detached = 1 WHERE run_id = :other;
 
+-- mutant: I63 | talk | a participant changes its thread
+UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.thread_id',
+    'thr_00000000000000000000000000000000') AS BLOB) WHERE run_id = :run AND seq = (SELECT max(seq)
+    FROM events WHERE run_id = :run AND type = :t_child
+    AND json_extract(CAST(data AS TEXT), '$.phase') = 'spawned');
+
+-- mutant: I63 | talk | a participant's child runs elsewhere | other=plain
+UPDATE runs SET thread_id = (SELECT thread_id FROM runs WHERE run_id = :other) WHERE run_id =
+    (SELECT max(run_id) FROM runs WHERE parent_run_id = :run);
+
+-- mutant: I63 | talk | two participants share a thread
+UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.participant', 'c') AS BLOB) WHERE
+    run_id = :run AND seq = (SELECT max(seq) FROM events WHERE run_id = :run AND type = :t_child
+    AND json_extract(CAST(data AS TEXT), '$.phase') = 'spawned');
+
 -- mutant: I39 | family | more calls in the tree than the budget
 UPDATE runs SET options = CAST(json_set(CAST(options AS TEXT), '$.budget.tool_calls', 2) AS BLOB)
     WHERE run_id = :run;

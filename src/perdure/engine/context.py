@@ -128,7 +128,8 @@ class PlannerContext:
     `model_failures` counts failed model requests of this step; `tools` are those granted to the
     agent; `messages` are the thread's messages before this run's input; `journal` holds the
     operations of a code agent by position. `agent_id` is the agent that decides: after a
-    `handoff` not the one that the run was started with.
+    `handoff` not the one that the run was started with. `participants` are the threads of those
+    who have spoken in this run, by name.
 
     `open_message` is there when the run is to be streamed: each call begins a message whose pieces
     followers get at once. No decision depends on it.
@@ -147,4 +148,5 @@ class PlannerContext:
     journal: Mapping[str, Entry] = field(default_factory=dict[str, Entry])
     agent_id: str = ""
     handoff: HandoffRecord | None = None
+    participants: Mapping[str, str] = field(default_factory=dict[str, str])
     open_message: Callable[[], OpenMessage] | None = field(default=None, compare=False, repr=False)

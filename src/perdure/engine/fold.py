@@ -152,6 +152,8 @@ class RunSnapshot:
     inherited: dict[str, OpenCall] = field(default_factory=dict[str, OpenCall])
     open_children: dict[str, OpenChild] = field(default_factory=dict[str, OpenChild])
     children_use: ChildUse | None = None
+    participants: dict[str, str] = field(default_factory=dict[str, str])
+    """The thread of each participant, by name."""
     agent: tuple[str, str] | None = None
     ending: Failure | None = None
     finished_calls: int = 0
@@ -456,6 +458,9 @@ def _fold_spawned(snapshot: RunSnapshot, data: ChildEvent) -> None:
     if call is not None:
         call.status = ToolCallStatus.PENDING
     _chain(snapshot, "spawned", data.child_run_id, data.key, data.agent_id)
+    if data.participant is not None and data.thread_id is not None:
+        snapshot.participants[data.participant] = data.thread_id
+        _chain(snapshot, "participant", data.participant, data.thread_id)
     if data.detached:
         snapshot.children_use = add_use(snapshot.children_use, data.use)
         return

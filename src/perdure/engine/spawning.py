@@ -98,7 +98,8 @@ def draft_children(
 
 def child_digest(request: ChildRequest) -> str:
     """Return the digest by which the wish for a child is known again."""
-    return digest(request.model_dump(mode="json", exclude={"position"}))
+    left_out = {"position"} if request.participant is not None else {"position", "participant"}
+    return digest(request.model_dump(mode="json", exclude=left_out))
 
 
 def draft_call_child(
@@ -193,6 +194,8 @@ def _start(
             use=_kept(draft, budget),
             position=place.position,
             request_digest=place.request_digest,
+            participant=request.participant,
+            thread_id=None if request.participant is None else new.thread_id,
         )
     )
     return None
@@ -268,13 +271,14 @@ def _new_run(
     if request.max_attempts is not None:
         options["max_attempts"] = request.max_attempts
     run_id = draft.ids.new(RUN)
+    lasting = draft.view.snapshot.participants.get(request.participant or "")
     return NewRun(
         run_id=run_id,
         tenant_id=facts.tenant_id,
         agent_id=card.agent_id,
         agent_version=card.version,
-        thread_id=draft.ids.new(THREAD),
-        creates_thread=True,
+        thread_id=lasting or draft.ids.new(THREAD),
+        creates_thread=lasting is None,
         message_id=draft.ids.new(MESSAGE),
         input=Value(inline=kept.inline, ref=kept.ref),
         context=facts.context,

@@ -242,6 +242,7 @@ class RunView:
             journal=self._journal.entries,
             agent_id=self.agent_id,
             handoff=self.handoff,
+            participants=snapshot.participants,
         )
 
     def executions_of(self, tool_call_id: str) -> Executions:

@@ -160,12 +160,17 @@ class ChildRequest(Model):
     it. A detached child goes its own way: the run neither waits for it nor is told its result, and
     a cancel does not reach it. What `budget` leaves open is an equal share of what the run has
     left; no child gets more than that.
+
+    `participant` names somebody who lasts: all children of the run under that name share one
+    thread, so that each sees what the ones before it were asked and answered. They run one after
+    the other.
     """
 
     agent_id: str = Field(min_length=1, max_length=100)
     version: str | None = Field(default=None, min_length=1, max_length=50)
     input: JsonValue = None
     key: str | None = Field(default=None, min_length=1, max_length=200)
+    participant: str | None = Field(default=None, min_length=1, max_length=200)
     detach: bool = False
     budget: Budget = Budget()
     timeouts: Timeouts = Timeouts()

@@ -353,7 +353,8 @@ class ChildEvent(Stored):
 
     `use` is what a spawned child may use at most and is kept from its parent until its result,
     which carries what was used. `tool_call_id` is set when a tool call started the child; its
-    result is then that call's result too.
+    result is then that call's result too. `participant` and `thread_id` are set when the child runs
+    on a thread that lasts for several children.
     """
 
     type: Literal["child"] = "child"
@@ -372,6 +373,8 @@ class ChildEvent(Stored):
     use: ChildUse | None = None
     position: str | None = None
     request_digest: str | None = None
+    participant: str | None = None
+    thread_id: str | None = None
 
 
 class TakeoverEvent(Stored):

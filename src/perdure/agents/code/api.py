@@ -164,6 +164,7 @@ class Context:
         *,
         version: str | None = None,
         key: str | None = None,
+        participant: str | None = None,
         detach: bool = False,
         budget: Budget | None = None,
         timeouts: Timeouts | None = None,
@@ -173,12 +174,15 @@ class Context:
 
         Raises ChildFailed when it failed or could not be started. A detached child goes its own
         way: its run's id is returned at once, and neither result nor cancel passes between them.
+        All children under the name of one `participant` share a thread: each goes on from what
+        those before it were asked and answered.
         """
         wish = ChildRequest(
             agent_id=agent_id,
             version=version,
             input=clean(input),
             key=key,
+            participant=participant,
             detach=detach,
             budget=budget or Budget(),
             timeouts=timeouts or Timeouts(),

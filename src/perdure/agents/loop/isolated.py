@@ -122,6 +122,7 @@ def _shown(context: PlannerContext) -> PlannerContext:
         turns=tuple(context.turns),
         plan=tuple(context.plan),
         tools=tuple(context.tools),
+        participants=dict(context.participants),
     )
 
 

@@ -110,6 +110,8 @@ FIELD_NOTES: dict[str, str] = {
     "child.failure": "why the child failed, or why it was refused",
     "child.key": "the planner's own name for the child, unique in its step",
     "child.phase": "`spawned`, `awaited` (by a later step), `refused` or `result`",
+    "child.participant": "the name under which children of the run share a thread",
+    "child.thread_id": "the thread that lasts for several children; absent: one of the child's own",
     "child.state": "the state in which the child ended",
     "child.tool_call_id": "the tool call that started the child",
     "custom.name": "the agent's name for it; names that begin with `perdure.` are the runtime's",

@@ -61,6 +61,28 @@ def reported_once(record: RunRecord) -> Found:
 
 
 @rule(
+    "I63",
+    "All children of a run that one participant's name stands for run on one thread, the one that "
+    "their `child` events (spawned) name, which no other name stands for.",
+)
+def participants_last(record: RunRecord) -> Found:
+    rows = {child.facts.run_id: child for child in record.children}
+    threads: dict[str, str] = {}
+    for line, data in _phase(record, "spawned"):
+        if data.participant is None:
+            continue
+        known = threads.setdefault(data.participant, data.thread_id or "")
+        if known != data.thread_id:
+            yield line.name, f"{data.participant} changes from {known} to {data.thread_id}"
+        child = rows.get(data.child_run_id or "")
+        if child is not None and child.facts.thread_id != data.thread_id:
+            where = child.facts.thread_id
+            yield line.name, f"it tells of {data.thread_id}, the child runs on {where}"
+    if len(set(threads.values())) != len(threads):
+        yield "run", "two participants share a thread"
+
+
+@rule(
     "I39",
     "The tool calls that a run made, those of its ended children and what is kept for the others "
     "stay within its budget. (Each child's budget is what was kept for it: so the tree does.)",
@@ -97,4 +119,11 @@ def _phase(record: RunRecord, phase: str) -> list[tuple[LogLine, ChildEvent]]:
     return [(line, data) for line, data in record.of(ChildEvent) if data.phase == phase]
 
 
-RULES = (parents_end_last, spawned_once, reported_once, calls_in_budget, agent_agrees)
+RULES = (
+    parents_end_last,
+    spawned_once,
+    reported_once,
+    participants_last,
+    calls_in_budget,
+    agent_agrees,
+)

@@ -55,7 +55,12 @@ def apply(tables: Tables, commit: Commit, now: datetime) -> CommitResult:
 
 def why_not(tables: Tables, commit: Commit) -> str | None:
     """Return why a commit's rows cannot be stored, or None."""
-    return _twice(tables, commit) or _missing(tables, commit) or _interrupts(tables, commit)
+    return (
+        _twice(tables, commit)
+        or _missing(tables, commit)
+        or _threads(tables, commit)
+        or _interrupts(tables, commit)
+    )
 
 
 def _twice(tables: Tables, commit: Commit) -> str | None:
@@ -70,12 +75,16 @@ def _twice(tables: Tables, commit: Commit) -> str | None:
         ("message", [new.message_id for new in commit.messages], tables.messages),
         ("artifact", [new.artifact_id for new in commit.artifacts], tables.artifacts),
         ("run", [new.run_id for new in commit.new_children], tables.runs),
-        ("thread", [new.thread_id for new in commit.new_children], tables.threads),
+        ("thread", _new_threads(commit), tables.threads),
     )
     for name, keys, table in taken:
         if len(set(keys)) != len(keys) or any(key in table for key in keys):
             return f"the {name} exists"
     return None
+
+
+def _new_threads(commit: Commit) -> list[str]:
+    return [new.thread_id for new in commit.new_children if new.creates_thread]
 
 
 def _missing(tables: Tables, commit: Commit) -> str | None:
@@ -95,6 +104,17 @@ def _missing(tables: Tables, commit: Commit) -> str | None:
     used = [key for key in spent if key not in opened and tables.interrupts[key].consumed_by]
     if used or len(set(spent)) != len(spent):
         return "the approval is spent"
+    return None
+
+
+def _threads(tables: Tables, commit: Commit) -> str | None:
+    """Look for children that are to run on a thread that is not there."""
+    made = set(_new_threads(commit))
+    for new in commit.new_children:
+        thread = tables.threads.get(new.thread_id)
+        there = thread is not None and thread.tenant_id == new.tenant_id
+        if new.thread_id not in made and not there:
+            return "no such thread"
     return None
 
 

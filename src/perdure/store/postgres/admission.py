@@ -255,11 +255,23 @@ async def keep_blobs(connection: Connection, new: NewRun, clock: datetime | None
 async def insert_children(
     connection: Connection, children: Sequence[NewRun], clock: datetime | None
 ) -> None:
-    """Write the children of commits, each on a thread of its own, in the caller's transaction."""
+    """Write the children of commits, in the caller's transaction; those whose thread is new first.
+
+    Raises DataRefused when the thread of another is not there.
+    """
     for new in children:
         if new.blobs:
             await keep_blobs(connection, new, clock)
-    await _insert(connection, [(new, _Place()) for new in children], clock)
+    fresh = [(new, _Place()) for new in children if new.creates_thread]
+    if fresh:
+        await _insert(connection, fresh, clock)
+    lasting = [new for new in children if not new.creates_thread]
+    for new in sorted(lasting, key=lambda new: new.thread_id):  # threads in order: no deadlock
+        try:
+            place = await _place(connection, new)
+        except PerdureError as error:
+            raise DataRefused(error.message) from error
+        await _insert(connection, [(new, place)], clock)
 
 
 async def _insert(

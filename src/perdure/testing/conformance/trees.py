@@ -102,6 +102,43 @@ class TreeContract(Contract):
         claims = await store.claim_runs(want())
         assert {item.row.facts.run_id for item in claims} == {first.run_id, second.run_id}
 
+    async def test_children_on_a_thread_that_lasts(self, store: Store, reader: Reader) -> None:
+        """R-13.4: one makes the thread, others join it, in one commit too; one runs at a time."""
+        parent = (await claimed(store)).row
+        first = child_of(parent)
+        joins = {"thread_id": first.thread_id, "creates_thread": False}
+        second, third = (replace(child_of(parent), **joins) for _ in range(2))
+        alone = child_of(parent)
+        await write(store, spawning(parent, first, second, alone, third))
+        claims = await store.claim_runs(want())
+        assert {c.row.facts.run_id for c in claims} == {first.run_id, alone.run_id}
+        thread = await reader.find_thread(parent.facts.tenant_id, first.thread_id)
+        assert thread is not None
+        assert (thread.active_run_id, thread.last_position) == (first.run_id, 3)
+        assert (await look(reader, second.run_id)).hot.parked_on is ParkedOn.THREAD
+        [run] = [claim for claim in claims if claim.row.facts.run_id == first.run_id]
+        await write(store, ending(run.row))
+        next_one = await claim_one(store)
+        assert (next_one.row.facts.run_id, next_one.input_position) == (second.run_id, 2)
+
+    async def test_a_child_on_a_thread_that_is_not_there_refuses_the_commit(
+        self, store: Store, reader: Reader
+    ) -> None:
+        """Beside it, and in the same batch, others are written."""
+        parent, other = (await claimed(store)).row, (await claimed(store)).row
+        lost = replace(child_of(parent), creates_thread=False)
+        good = child_of(other)
+        refused, written = await store.commit([spawning(parent, lost), spawning(other, good)])
+        assert isinstance(refused, Refused)
+        assert isinstance(written, Committed)
+        assert (await look(reader, parent.facts.run_id)).hot == parent.hot
+        assert await reader.find_run(None, lost.run_id) is None
+        elsewhere = replace(new_run(tenant_id="other"))
+        await store.insert_run(elsewhere)
+        strange = replace(lost, thread_id=elsewhere.thread_id)
+        [refused] = await store.commit([spawning(parent, strange)])
+        assert isinstance(refused, Refused)
+
     async def test_a_commit_that_is_not_written_creates_no_child(
         self, store: Store, reader: Reader
     ) -> None:
