@@ -2,7 +2,7 @@
 
 import pytest
 
-pytest_plugins = ["tests.postgres_fixture"]
+pytest_plugins = ["tests.postgres_fixture", "tests.sqlite_fixture"]
 
 
 @pytest.fixture(scope="session")

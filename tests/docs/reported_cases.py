@@ -6,6 +6,7 @@ The page is made from the ids that tests cite (as for the rows of the specificat
 
 import sys
 import tomllib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ def _data() -> dict[str, Any]:
         return tomllib.load(file)
 
 
-def proofs_of(cited: dict[str, list[Test]], name: str) -> list[Test]:
+def proofs_of(cited: Mapping[str, Sequence[Test]], name: str) -> list[Test]:
     """Return the tests that cite a case; a module's own docstring proves nothing by itself."""
     return [test for test in cited.get(name, []) if test.name]
 

@@ -6,12 +6,14 @@ from the tests and from `docs/spec_rows.toml`.
 """
 
 import ast
+import io
 import re
 import sys
 import tokenize
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -54,8 +56,9 @@ def load_rows() -> dict[str, Row]:
     return {name: Row(**fields) for name, fields in data["rows"].items()}
 
 
-def citations() -> dict[str, list[Test]]:
-    """Return the tests that cite each id, in order."""
+@cache
+def citations() -> Mapping[str, Sequence[Test]]:
+    """Return the tests that cite each id, in order. All tests are read once a process."""
     found: dict[str, set[Test]] = {}
     for suite in _SUITES:
         for path in sorted((ROOT / suite).rglob("*.py")):
@@ -78,15 +81,8 @@ def _texts(path: Path) -> Iterator[tuple[Test, str]]:
     tree = ast.parse(source)
     where = path.relative_to(ROOT).as_posix()
     yield Test(where, ""), ast.get_docstring(tree) or ""
-    with path.open("rb") as file:
-        comments = {
-            token.start[0]: token.string
-            for token in tokenize.tokenize(file.readline)
-            if token.type == tokenize.COMMENT
-        }
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            continue
+    comments = _comments(source)
+    for node in _definitions(tree):
         if not node.name.lower().startswith("test") and not isinstance(node, ast.ClassDef):
             continue
         text = ast.get_docstring(node) or ""
@@ -94,6 +90,25 @@ def _texts(path: Path) -> Iterator[tuple[Test, str]]:
             last = node.end_lineno or node.lineno
             text += "\n".join(comments.get(line, "") for line in range(node.lineno, last + 1))
         yield Test(where, node.name), text
+
+
+def _definitions(
+    scope: ast.Module | ast.ClassDef,
+) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]:
+    for node in scope.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node
+        if isinstance(node, ast.ClassDef):
+            yield from _definitions(node)
+
+
+def _comments(source: str) -> dict[int, str]:
+    """Return the comments by line; none, and quickly, when no line with a `#` cites anything."""
+    lines = [line for line in source.splitlines() if "#" in line]
+    if not any(kind.search(line) for line in lines for kind in _KINDS):
+        return {}
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    return {token.start[0]: token.string for token in tokens if token.type == tokenize.COMMENT}
 
 
 _HEAD = """\
@@ -128,7 +143,7 @@ def page() -> str:
     return "".join(parts)
 
 
-def _tests(name: str, tests: list[Test]) -> str:
+def _tests(name: str, tests: Sequence[Test]) -> str:
     lines = "".join(f"- `{test}`\n" for test in tests) or "- none\n"
     return f"\n### {name}\n\n{lines}"
 

@@ -9,10 +9,10 @@ from perdure.testing.tools import ToolZoo
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def url(request: pytest.FixtureRequest) -> str:
     """The place of an empty database: a file, or a DSN."""
     if request.param == "sqlite":
-        return str(tmp_path / "perdure.db")
+        return str(request.getfixturevalue("sqlite_path"))
     return request.getfixturevalue("postgres_dsn")
 
 

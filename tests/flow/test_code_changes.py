@@ -294,6 +294,7 @@ async def test_what_a_function_does_hurts_its_own_run_only(
         assert await answer_of(engine, good) == [1, 2, 3, 0, "end"]
 
 
+@pytest.mark.slow
 async def test_a_neighbour_that_blocks_the_loop_is_left_behind(
     tmp_path: Path, zoo: ToolZoo
 ) -> None:

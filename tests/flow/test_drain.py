@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import cast
 
 import anyio
+import pytest
 
 from perdure.engine.context import PlannerContext
 from perdure.protocol.decisions import Decision, Finish
@@ -24,6 +25,7 @@ def walking(context: PlannerContext) -> Decision:
     return Finish(answer=step) if step == STEPS else call("pay", amount=step)
 
 
+@pytest.mark.slow
 async def test_deploys_under_load_lose_nothing(url: str, zoo: ToolZoo) -> None:
     """R-12.4, R-12.1: workers come and go while runs are under way; each step happens once."""
     agent = scripted("walker", walking, tools=unasked("pay"))

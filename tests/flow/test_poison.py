@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 import anyio
+import pytest
 
 from perdure.engine.context import PlannerContext
 from perdure.engine.ports import HostedAgent
@@ -36,6 +37,7 @@ class Beside:
         return Finish(answer="done")
 
 
+@pytest.mark.slow
 async def test_a_run_that_kills_its_workers_costs_its_neighbours_one_attempt(url: str) -> None:
     """F45, R-10.2, TIM-09: it ends after its own attempts; of 20 others each loses at most one."""
     planner = Beside()

@@ -94,6 +94,7 @@ def eventful(context: PlannerContext) -> Decision:
             return Finish(answer="done", model_uses=(use,))
 
 
+@pytest.mark.slow
 async def test_a_recovered_planner_sees_byte_for_byte_what_it_saw(url: str, zoo: ToolZoo) -> None:
     """R-7.3, R-7.2, RES-04: at every step a worker dies; the next one rebuilds the same context."""
     planner = Amnesia(eventful, [], anyio.Event())

@@ -89,6 +89,7 @@ def dropped(engine: Embedded, reason: str) -> float:
     return engine.core.metrics.registry.get_sample_value(name, labels) or 0
 
 
+@pytest.mark.slow
 async def test_a_worker_that_dies_in_mid_message_leaves_text_that_never_counts(
     url: str, typist: Typist
 ) -> None:

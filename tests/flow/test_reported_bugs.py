@@ -68,6 +68,7 @@ from tests.flow.world import assert_sound, data_of, database_at, flow, states
 # ---------------------------------------------------------------- duplicates
 
 
+@pytest.mark.slow
 async def test_a_call_of_five_leases_on_a_healthy_worker_is_one_attempt(
     url: str, zoo: ToolZoo
 ) -> None:
@@ -640,6 +641,7 @@ async def test_a_cancelled_run_is_not_tried_again(url: str, zoo: ToolZoo, *, wai
 # ---------------------------------------------------------------- time limits
 
 
+@pytest.mark.slow
 async def test_twenty_runs_whose_tools_never_return_end_and_are_told_apart(
     url: str, zoo: ToolZoo
 ) -> None:
@@ -725,6 +727,7 @@ async def test_appends_to_a_long_history_wait_for_no_reader(url: str) -> None:
 # ---------------------------------------------------------------- deploys
 
 
+@pytest.mark.slow
 async def test_columns_added_under_busy_workers_cost_no_attempt(postgres_own_dsn: str) -> None:
     """SCH-02: PostgreSQL alone has plans that go stale; no worker ends, no attempt is lost."""
 

@@ -66,6 +66,7 @@ async def test_a_model_is_tried_again_and_then_the_next_one_is_asked(
         assert row.hot.counters.retries == 3
 
 
+@pytest.mark.slow
 async def test_models_that_all_stay_silent_fail_the_run_with_their_code(url: str) -> None:
     """R-10.1: after the bound of every model."""
     agent = reacting(

@@ -15,7 +15,7 @@ async def world() -> AsyncGenerator[World]:
 
 async def test_a_failed_run_is_retried_once_per_key_and_linked(world: World) -> None:
     """R-10.3, R-3.2: a new run on the same thread; the answer shows whose history it shares."""
-    failed = await world.start("broken", wait=5)
+    failed = await world.start("broken", options={"max_attempts": 1}, wait=5)
     assert "retry" in failed["next_actions"]
     path = f"/v1/runs/{failed['run_id']}/retry"
     body = {"reason": "mended", "options": {"max_attempts": 1}}
@@ -34,7 +34,7 @@ async def test_a_failed_run_is_retried_once_per_key_and_linked(world: World) -> 
 async def test_what_cannot_be_retried_is_refused_and_changes_nothing(world: World) -> None:
     """R-10.3."""
     done = await world.start("echo", wait=5)
-    failed = await world.start("broken", wait=5)
+    failed = await world.start("broken", options={"max_attempts": 1}, wait=5)
     path = f"/v1/runs/{failed['run_id']}/retry"
     for url, body, status, code in (
         (f"/v1/runs/{done['run_id']}/retry", {}, 409, "conflict"),

@@ -56,7 +56,7 @@ async def test_a_wait_out_of_bounds_is_invalid(world: World, wait: str) -> None:
 
 async def test_a_planner_that_raises_ends_as_failed_with_a_code(world: World) -> None:
     """R-2.4."""
-    run = await world.start("broken", wait=5)
+    run = await world.start("broken", options={"max_attempts": 2}, wait=5)
     assert run["state"] == "failed"
     assert run["error"]["code"] in {"RETRIES_EXHAUSTED", "INTERNAL"}
 
@@ -167,6 +167,7 @@ async def test_a_start_option_out_of_bounds_is_invalid(
     assert (await world.http.get("/v1/runs")).json()["items"] == []
 
 
+@pytest.mark.slow
 async def test_a_delayed_run_is_shown_kept_under_its_key_and_not_passed_on(world: World) -> None:
     """R-3.2, R-3.4, R-12.7: the key stands for its start, queue and priority; a retry starts now."""
     options: dict[str, JsonValue] = {"after": 0.3, "priority": 9, "idempotency_key": "later"}

@@ -112,6 +112,7 @@ async def test_a_pause_does_not_end_the_stream(world: World) -> None:
             assert (await stream.rest())[-1].is_end
 
 
+@pytest.mark.slow
 async def test_cut_at_every_byte_and_resumed_it_is_whole(world: World) -> None:
     """R-6.3, F35."""
     run = await world.start("echo", {"text": "é\u2028👩‍👩‍👧", "answer": "ü"}, wait=5)

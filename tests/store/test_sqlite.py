@@ -15,9 +15,8 @@ class OnSqlite:
     """Gives a contract its database: a new file, thrown away after the test."""
 
     @pytest.fixture
-    async def database(self, clock: FakeClock, tmp_path: Path) -> AsyncIterator[Database]:
-        path = tmp_path / "perdure.db"
-        async with SqliteDatabase(path, clock=clock, synchronous="off") as database:
+    async def database(self, clock: FakeClock, sqlite_path: Path) -> AsyncIterator[Database]:
+        async with SqliteDatabase(sqlite_path, clock=clock, synchronous="off") as database:
             yield database
 
 

@@ -372,6 +372,7 @@ def _run(examples: int) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_the_stores_agree_on_random_lifecycles(trio: Trio) -> None:
     """R-2.1, R-2.2, R-12.5, R-9.3: answers, rows, logs, timers and content are the same."""

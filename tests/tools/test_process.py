@@ -92,6 +92,7 @@ async def test_an_exit_of_a_reading_tool_is_unavailable_and_the_next_call_works(
     assert outcome.result.output == "read"
 
 
+@pytest.mark.slow
 async def test_a_timeout_kills_the_whole_group(runner: LocalToolRunner, tmp_path: Path) -> None:
     # a first call, so that the timeout is not spent on starting the process
     await runner.invoke(invocation_of(zoo.process_echo.spec, {"value": 1}, timeout_s=15))
@@ -105,6 +106,7 @@ async def test_a_timeout_kills_the_whole_group(runner: LocalToolRunner, tmp_path
             await anyio.sleep(0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("then", "status"), [("hang", ToolCallStatus.UNKNOWN), ("ignore", ToolCallStatus.UNKNOWN)]
 )
@@ -122,6 +124,7 @@ async def test_a_cancelled_call_is_interrupted_and_then_killed(
     assert [outcome.result.status for outcome in late] == [status]
 
 
+@pytest.mark.slow
 async def test_a_flood_of_output_and_too_large_a_result_hurt_nobody(
     runner: LocalToolRunner,
 ) -> None:
@@ -131,6 +134,7 @@ async def test_a_flood_of_output_and_too_large_a_result_hurt_nobody(
     assert code_of(await runner.invoke(big)) is FailureCode.TOOL_RESULT_INVALID
 
 
+@pytest.mark.slow
 async def test_what_cannot_be_imported_was_not_started() -> None:
     wrong = zoo.process_pay
     moved = type(wrong)(

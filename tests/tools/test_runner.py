@@ -206,6 +206,7 @@ async def test_a_finished_neighbour_of_a_blocking_tool_gets_its_result(zoo: Tool
                 zoo.open_gate()
 
 
+@pytest.mark.slow
 async def test_twenty_hung_threads_end_their_calls_and_the_worker_asks_to_be_recycled(
     zoo: ToolZoo,
 ) -> None:
