@@ -61,6 +61,8 @@ CODE_AGENT = "scene-code"
 LEASE_S = 1.0
 BRANCHES, LEAVES = 8, 24
 """A `tree` has so many branches, each with so many leaves that hold: 201 runs."""
+RUNS_MAX = 50
+"""What a worker holds at once: of four that share the leaves of a tree each holds 42 or more."""
 TRIES_MAX = 5
 
 Act = Literal["pay", "hold", "gate", "poison", "steps", "code", "tree"]
@@ -258,7 +260,11 @@ def scene_settings(db_url: str, lease_s: float = LEASE_S) -> Settings:
     return Settings(
         db=DatabaseSettings(url=db_url, pool_max=3),
         worker=WorkerSettings(
-            lease_ttl_s=lease_s, poll_interval_s=0.1, tool_timeout_s=60, drain_grace_s=5
+            runs_max=RUNS_MAX,
+            lease_ttl_s=lease_s,
+            poll_interval_s=0.1,
+            tool_timeout_s=60,
+            drain_grace_s=5,
         ),
         children=ChildrenSettings(cancel_deadline_s=max(3.0, lease_s / 4)),
     )
