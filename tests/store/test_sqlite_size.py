@@ -5,7 +5,6 @@ from pathlib import Path
 
 import anyio
 
-from perdure.protocol import ids
 from perdure.protocol.codec import digest
 from perdure.protocol.events import NewEvent, StepEvent
 from perdure.protocol.runs import RunRow
@@ -25,7 +24,6 @@ from perdure.testing.builders import (
     claimed,
     commit_of,
     new_call,
-    new_id,
     note,
     result_of,
 )
@@ -83,7 +81,6 @@ async def take_step(database: SqliteDatabase, row: RunRow, index: int) -> RunRow
 def with_checkpoint(commit: Commit, index: int) -> Commit:
     """Return the commit with a checkpoint at its last event."""
     checkpoint = NewCheckpoint(
-        checkpoint_id=new_id(ids.CHECKPOINT),
         seq=commit.guard.expected_seq + len(commit.events),
         parent_seq=None,
         step_index=index,

@@ -15,7 +15,7 @@ from perdure.engine.values import Kept, keep
 from perdure.engine.view import RunView
 from perdure.protocol.events import EventData, NewEvent, StateEvent, StepEvent
 from perdure.protocol.failures import Failure
-from perdure.protocol.ids import CHECKPOINT, COMMIT
+from perdure.protocol.ids import COMMIT
 from perdure.protocol.records import ToolCallRow
 from perdure.protocol.states import (
     TERMINAL,
@@ -216,7 +216,6 @@ class Draft:
     def _checkpoint(self) -> NewCheckpoint:
         snapshot = self.view.snapshot
         return NewCheckpoint(
-            checkpoint_id=self.ids.new(CHECKPOINT),
             seq=snapshot.last_seq,
             parent_seq=self.view.checkpoint_seq,
             step_index=snapshot.step_index,

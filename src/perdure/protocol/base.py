@@ -7,11 +7,12 @@ from pydantic import (
     AfterValidator,
     BaseModel,
     ConfigDict,
+    GetCoreSchemaHandler,
     JsonValue,
     PlainSerializer,
-    SkipValidation,
     WithJsonSchema,
 )
+from pydantic_core import core_schema
 
 SCHEMA_VERSION = 1
 """Version of the event, checkpoint and run shapes that this code writes (R-20.1)."""
@@ -67,5 +68,16 @@ class Stored(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-StoredValue = SkipValidation[JsonValue]
+class _AsItIs:
+    """Takes a value without a look at it; unlike `SkipValidation` also when it is written out."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(
+        cls, source: object, handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        del source, handler
+        return core_schema.any_schema()
+
+
+StoredValue = Annotated[JsonValue, _AsItIs]
 """Plain JSON inside a stored object. Not looked at again: the codec made it (`clean`, `decode`)."""

@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
 from pydantic import JsonValue
@@ -111,6 +111,15 @@ def clean(value: object, *, depth_max: int = DEPTH_MAX) -> JsonValue:
     """
     if depth_max < 0:
         raise Invalid("the value is nested too deeply")
+    kind = type(value)  # strings and dicts are most of what there is
+    if kind is str and cast("str", value).isascii():
+        return cast("str", value)
+    if kind is dict:
+        return _clean_items(cast("dict[object, object]", value).items(), depth_max)
+    return _clean_other(value, depth_max)
+
+
+def _clean_other(value: object, depth_max: int) -> JsonValue:
     match value:
         case None | bool():
             return value
@@ -121,11 +130,7 @@ def clean(value: object, *, depth_max: int = DEPTH_MAX) -> JsonValue:
         case float():
             return float(value) if math.isfinite(value) else _non_finite(value)
         case Mapping():
-            mapping = cast("Mapping[object, object]", value)
-            return {
-                _clean_key(key): clean(item, depth_max=depth_max - 1)
-                for key, item in mapping.items()
-            }
+            return _clean_items(cast("Mapping[object, object]", value).items(), depth_max)
         case bytes() | bytearray() | memoryview():
             raise Invalid("bytes are not JSON; return text or make an artifact")
         case Sequence() | set() | frozenset():
@@ -133,6 +138,10 @@ def clean(value: object, *, depth_max: int = DEPTH_MAX) -> JsonValue:
             return [clean(item, depth_max=depth_max - 1) for item in items]
         case _:
             return _clean_object(value, depth_max)
+
+
+def _clean_items(items: Iterable[tuple[object, object]], depth_max: int) -> JsonValue:
+    return {_clean_key(key): clean(item, depth_max=depth_max - 1) for key, item in items}
 
 
 def _clean_object(value: object, depth_max: int) -> JsonValue:

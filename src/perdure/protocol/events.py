@@ -509,6 +509,9 @@ TYPE_NUMBER: dict[str, int] = {name: number for number, name in enumerate(EVENT_
 TYPE_NAME: dict[int, str] = {number: name for name, number in TYPE_NUMBER.items()}
 
 
+_NOT_STORED = {"type"}
+
+
 @dataclass(slots=True, kw_only=True)
 class NewEvent:
     """An event to be recorded. The store gives it seq, time, attempt and epoch."""
@@ -518,7 +521,9 @@ class NewEvent:
 
     def encoded(self) -> bytes:
         """Return the stored JSON of `data`, without its type and without absent fields."""
-        return self.data.model_dump_json(exclude={"type"}, exclude_defaults=True).encode()
+        return self.data.__pydantic_serializer__.to_json(
+            self.data, exclude=_NOT_STORED, exclude_defaults=True
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Identifiers: a type prefix and the 32 hex digits of a UUIDv7, convertible without loss.
 
-Ids are unguessable and time-ordered (R-1.4). Events and steps have no identity of their own
-beside their run; their ids derive from the run and the seq or index (decision 32).
+Ids are unguessable and time-ordered (R-1.4). Events, checkpoints and steps have no identity of
+their own beside their run; their ids derive from the run and the seq or index (decision 32).
 Possession of an id is never a permission.
 """
 
@@ -23,6 +23,7 @@ STEP = "stp"
 WORKER = "wrk"
 
 _ID = re.compile(r"([a-z]{2,3})_([0-9a-f]{32})")
+_DERIVED = re.compile(r"([a-z]{2,3})_([0-9a-f]{32})_(0|[1-9][0-9]{0,8})")
 
 
 def make_id(prefix: str, value: UUID) -> str:
@@ -66,10 +67,24 @@ def step_id(run_id: str, index: int) -> str:
 
 def parse_step_id(text: str) -> tuple[str, int]:
     """Return (run_id, index) of a step id; raise Malformed otherwise."""
-    found = re.fullmatch(rf"{STEP}_([0-9a-f]{{32}})_(\d{{1,9}})", text)
-    if found is None:
-        raise Malformed("not a step id", field="step_id")
-    return f"{RUN}_{found.group(1)}", int(found.group(2))
+    return _parse_derived(STEP, text, "step_id")
+
+
+def checkpoint_id(run_id: str, seq: int) -> str:
+    """Return the id of the checkpoint at `seq` of a run."""
+    return f"{CHECKPOINT}_{hex_of(run_id)}_{seq}"
+
+
+def parse_checkpoint_id(text: str) -> tuple[str, int]:
+    """Return (run_id, seq) of a checkpoint id; raise Malformed otherwise."""
+    return _parse_derived(CHECKPOINT, text, "checkpoint_id")
+
+
+def _parse_derived(prefix: str, text: str, field: str) -> tuple[str, int]:
+    found = _DERIVED.fullmatch(text)
+    if found is None or found[1] != prefix:
+        raise Malformed(f"not an id of the form {prefix}_<32 hex digits>_<number>", field=field)
+    return f"{RUN}_{found[2]}", int(found[3])
 
 
 def span_id(run_id: str, step_index: int) -> str:

@@ -9,6 +9,7 @@ from datetime import datetime
 
 from pydantic import JsonValue
 
+from perdure.protocol.ids import checkpoint_id
 from perdure.protocol.messages import Role
 from perdure.protocol.states import (
     ArtifactStatus,
@@ -89,7 +90,6 @@ class ExecutionRow:
 class CheckpointRow:
     """A position in the log from which a run can be rebuilt, with a digest to prove it."""
 
-    checkpoint_id: str
     run_id: str
     seq: int
     parent_seq: int | None
@@ -100,6 +100,11 @@ class CheckpointRow:
     agent_state: JsonValue
     digest: str
     created_at: datetime
+
+    @property
+    def checkpoint_id(self) -> str:
+        """Return the id derived from run and seq."""
+        return checkpoint_id(self.run_id, self.seq)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

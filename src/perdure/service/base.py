@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from perdure.engine.core import Core
-from perdure.protocol.errors import Invalid, NotFound
-from perdure.protocol.ids import RUN, is_id
+from perdure.protocol.errors import Invalid, Malformed, NotFound
+from perdure.protocol.ids import RUN, is_id, parse_checkpoint_id
 from perdure.protocol.runs import RunRow
 from perdure.service.principal import Principal
 from perdure.store.ports import Backlog, Reader
@@ -67,6 +67,14 @@ def known(prefix: str, text: str, kind: str) -> str:
     if not is_id(prefix, text):
         raise NotFound(f"there is no such {kind}")
     return text
+
+
+def known_checkpoint(text: str) -> tuple[str, int]:
+    """Return run and seq of a checkpoint's id; raise NotFound for text that cannot be one."""
+    try:
+        return parse_checkpoint_id(text)
+    except Malformed:
+        raise NotFound("there is no such checkpoint") from None
 
 
 def check_storable(text: str | None, field: str) -> None:

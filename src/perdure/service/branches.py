@@ -8,11 +8,10 @@ from perdure.engine.submit import RunOrder, Submitted
 from perdure.protocol.base import Model
 from perdure.protocol.codec import digest
 from perdure.protocol.errors import Gone, NotFound
-from perdure.protocol.ids import CHECKPOINT
 from perdure.protocol.records import CheckpointRow
 from perdure.protocol.runs import RunOptions, RunRow
 from perdure.protocol.states import TERMINAL
-from perdure.service.base import Service, check_storable, known, own_run
+from perdure.service.base import Service, check_storable, known_checkpoint, own_run
 from perdure.service.principal import Principal
 from perdure.service.runs import RunMade, view_of, with_key
 
@@ -168,8 +167,8 @@ async def _checkpoint(
 ) -> CheckpointRow | None:
     if identifier is None:
         return None
-    known(CHECKPOINT, identifier, "checkpoint")
-    row = await service.reader.find_checkpoint(principal.tenant_id, identifier)
+    run_id, seq = known_checkpoint(identifier)
+    row = await service.reader.find_checkpoint(principal.tenant_id, run_id, seq)
     if row is None:
         raise NotFound("there is no such checkpoint", field="/checkpoint_id")
     return row

@@ -5,10 +5,9 @@ import jsonpatch
 from perdure.engine.load import Damaged
 from perdure.engine.states import state_at
 from perdure.protocol.errors import Conflict, Gone, NotFound
-from perdure.protocol.ids import CHECKPOINT
 from perdure.protocol.records import CheckpointRow
 from perdure.protocol.runs import RunRow
-from perdure.service.base import Service, Slice, cut, known, own_run
+from perdure.service.base import Service, Slice, cut, known_checkpoint, own_run
 from perdure.service.principal import Principal
 from perdure.service.views import CheckpointDiff, CheckpointState, CheckpointView
 
@@ -57,8 +56,8 @@ async def diff(service: Service, principal: Principal, first: str, second: str) 
 
 
 async def _find(service: Service, principal: Principal, identifier: str) -> CheckpointRow:
-    known(CHECKPOINT, identifier, "checkpoint")
-    row = await service.reader.find_checkpoint(principal.tenant_id, identifier)
+    run_id, seq = known_checkpoint(identifier)
+    row = await service.reader.find_checkpoint(principal.tenant_id, run_id, seq)
     if row is None:
         raise NotFound("there is no such checkpoint")
     return row

@@ -116,7 +116,6 @@ class ExecutionEnd:
 class NewCheckpoint:
     """A checkpoint at the commit's last event."""
 
-    checkpoint_id: str
     seq: int
     parent_seq: int | None
     step_index: int

@@ -370,8 +370,8 @@ class Reader(Protocol):
         """Return checkpoints with a smaller seq, newest first."""
         ...
 
-    async def find_checkpoint(self, tenant_id: str, checkpoint_id: str) -> CheckpointRow | None:
-        """Return one checkpoint."""
+    async def find_checkpoint(self, tenant_id: str, run_id: str, seq: int) -> CheckpointRow | None:
+        """Return the checkpoint of a run at `seq`."""
         ...
 
     async def list_interrupts(

@@ -206,7 +206,12 @@ class _Execution:
     # ---------------------------------------------------------------- inline
 
     async def run_inline(self) -> ToolOutcome | None:
-        """Run on the engine's loop, with the same handling of errors; sync code has no timeout."""
+        """Run on the engine's loop, with the same handling of errors.
+
+        Sync code has no timeout, and nothing can cancel the call while it runs.
+        """
+        if not self.job.operation.is_async:
+            return self.job.run()
         outcome = await self._inline_outcome()
         try:
             await checkpoint_if_cancelled()
@@ -218,8 +223,6 @@ class _Execution:
 
     async def _inline_outcome(self) -> ToolOutcome | None:
         job = self.job
-        if not job.operation.is_async:
-            return job.run()
         value: object = None
         with anyio.move_on_after(self.timeout_s) as scope:
             with Caught() as caught:

@@ -66,7 +66,7 @@ def why_not(tables: Tables, commit: Commit) -> str | None:
 def _twice(tables: Tables, commit: Commit) -> str | None:
     """Look for rows whose key is taken."""
     executions = [(new.tool_call_id, new.number) for new in commit.new_executions]
-    checkpoints = [commit.checkpoint.checkpoint_id] if commit.checkpoint else []
+    checkpoints = [(commit.run_id, commit.checkpoint.seq)] if commit.checkpoint else []
     taken = (
         ("tool call", [row.tool_call_id for row in commit.new_calls], tables.calls),
         ("execution", executions, tables.executions),
@@ -243,8 +243,7 @@ def _write_products(tables: Tables, run: Run, commit: Commit, at: datetime) -> N
     """Write the checkpoint, messages and artifacts."""
     facts, new = run.facts, commit.checkpoint
     if new is not None:
-        tables.checkpoints[new.checkpoint_id] = CheckpointRow(
-            checkpoint_id=new.checkpoint_id,
+        tables.checkpoints[facts.run_id, new.seq] = CheckpointRow(
             run_id=facts.run_id,
             seq=new.seq,
             parent_seq=new.parent_seq,

@@ -151,9 +151,9 @@ class MemoryReader:
         ]
         return sorted(rows, key=lambda row: row.seq, reverse=True)[:limit]
 
-    async def find_checkpoint(self, tenant_id: str, checkpoint_id: str) -> CheckpointRow | None:
+    async def find_checkpoint(self, tenant_id: str, run_id: str, seq: int) -> CheckpointRow | None:
         """See `Reader.find_checkpoint`."""
-        row = self._tables.checkpoints.get(checkpoint_id)
+        row = self._tables.checkpoints.get((run_id, seq))
         return row if row is not None and self._run(tenant_id, row.run_id) else None
 
     async def list_interrupts(

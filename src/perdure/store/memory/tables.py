@@ -95,7 +95,9 @@ class Tables:
     executions: dict[tuple[str, int], ExecutionRow] = field(
         default_factory=dict[tuple[str, int], ExecutionRow]
     )
-    checkpoints: dict[str, CheckpointRow] = field(default_factory=dict[str, CheckpointRow])
+    checkpoints: dict[tuple[str, int], CheckpointRow] = field(
+        default_factory=dict[tuple[str, int], CheckpointRow]
+    )
     interrupts: dict[str, InterruptRow] = field(default_factory=dict[str, InterruptRow])
     artifacts: dict[str, ArtifactRow] = field(default_factory=dict[str, ArtifactRow])
     blobs: dict[tuple[str, str], Blob] = field(default_factory=dict[tuple[str, str], Blob])

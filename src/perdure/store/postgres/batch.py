@@ -28,7 +28,7 @@ _GROUPS = {
     "call_updates": 6,
     "executions": 5,
     "execution_ends": 4,
-    "checkpoints": 7,
+    "checkpoints": 6,
     "messages": 6,
 }
 
@@ -198,7 +198,6 @@ def _checkpoint_rows(commit: Commit, place: int) -> list[tuple[Any, ...]]:
     return [
         (
             place,
-            hex_of(point.checkpoint_id),
             point.seq,
             point.parent_seq,
             point.step_index,

@@ -181,9 +181,9 @@ class PostgresReader:
         found = await self._fetch("list_checkpoints", hex_of(run_id), before, limit)
         return [rows.checkpoint_of(row) for row in found]
 
-    async def find_checkpoint(self, tenant_id: str, checkpoint_id: str) -> CheckpointRow | None:
+    async def find_checkpoint(self, tenant_id: str, run_id: str, seq: int) -> CheckpointRow | None:
         """See `Reader.find_checkpoint`."""
-        row = await self._first("find_checkpoint", hex_of(checkpoint_id), tenant_id)
+        row = await self._first("find_checkpoint", hex_of(run_id), seq, tenant_id)
         return None if row is None else rows.checkpoint_of(row)
 
     async def list_interrupts(

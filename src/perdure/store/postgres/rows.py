@@ -14,7 +14,6 @@ from perdure.protocol.events import TYPE_NAME, RecordedEvent
 from perdure.protocol.failures import FailureCode
 from perdure.protocol.ids import (
     ARTIFACT,
-    CHECKPOINT,
     COMMIT,
     INTERRUPT,
     MESSAGE,
@@ -261,7 +260,6 @@ def execution_of(run_id: str, row: Row) -> ExecutionRow:
 def checkpoint_of(row: Row) -> CheckpointRow:
     """Return a checkpoint."""
     return CheckpointRow(
-        checkpoint_id=id_in(CHECKPOINT, row["checkpoint_id"]),
         run_id=id_in(RUN, row["run_id"]),
         seq=row["seq"],
         parent_seq=row["parent_seq"],

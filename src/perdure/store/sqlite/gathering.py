@@ -109,7 +109,6 @@ def _pack_checkpoint(
     prepared: Prepared, new: NewCheckpoint, at: int, attempt: int
 ) -> tuple[Any, ...]:
     return (
-        pack_id(new.checkpoint_id),
         prepared.run,
         new.seq,
         new.parent_seq,

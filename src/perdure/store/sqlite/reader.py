@@ -11,7 +11,6 @@ from perdure.protocol.errors import Unavailable
 from perdure.protocol.events import RecordedEvent
 from perdure.protocol.ids import (
     ARTIFACT,
-    CHECKPOINT,
     INTERRUPT,
     MESSAGE,
     RUN,
@@ -177,11 +176,10 @@ class SqliteReader:
             "list_checkpoints", _key(RUN, run_id), seq, limit, convert=rows.read_checkpoint
         )
 
-    async def find_checkpoint(self, tenant_id: str, checkpoint_id: str) -> CheckpointRow | None:
+    async def find_checkpoint(self, tenant_id: str, run_id: str, seq: int) -> CheckpointRow | None:
         """See `Reader.find_checkpoint`."""
-        key = _key(CHECKPOINT, checkpoint_id)
         return await self._readers.row(
-            "find_checkpoint", key, tenant_id, convert=rows.read_checkpoint
+            "find_checkpoint", _key(RUN, run_id), seq, tenant_id, convert=rows.read_checkpoint
         )
 
     async def list_interrupts(

@@ -334,17 +334,16 @@ def read_execution(run_id: str, row: Row) -> ExecutionRow:
 def read_checkpoint(row: Row) -> CheckpointRow:
     """Return a checkpoint."""
     return CheckpointRow(
-        checkpoint_id=f"ckp_{row[0].hex()}",
-        run_id=f"run_{row[1].hex()}",
-        seq=row[2],
-        parent_seq=row[3],
-        step_index=row[4],
-        attempt=row[5],
-        epoch=row[6],
-        schema_version=row[7],
-        digest=unpack_digest(row[8]),
-        created_at=from_micros(row[9]),
-        agent_state=decode(row[10]),
+        run_id=f"run_{row[0].hex()}",
+        seq=row[1],
+        parent_seq=row[2],
+        step_index=row[3],
+        attempt=row[4],
+        epoch=row[5],
+        schema_version=row[6],
+        digest=unpack_digest(row[7]),
+        created_at=from_micros(row[8]),
+        agent_state=decode(row[9]),
     )
 
 

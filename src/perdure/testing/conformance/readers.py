@@ -54,7 +54,7 @@ class ReaderContract(Contract):
         run_id = new_id(ids.RUN)
         assert await reader.find_run(None, run_id) is None
         assert await reader.find_tool_call("default", new_id(ids.TOOL_CALL)) is None
-        assert await reader.find_checkpoint("default", new_id(ids.CHECKPOINT)) is None
+        assert await reader.find_checkpoint("default", new_id(ids.RUN), 1) is None
         assert await reader.find_interrupt(None, new_id(ids.INTERRUPT)) is None
         assert await reader.find_artifact("default", new_id(ids.ARTIFACT)) is None
         assert await reader.find_thread("default", new_id(ids.THREAD)) is None
@@ -170,17 +170,17 @@ class ReaderContract(Contract):
         self, store: Store, reader: Reader
     ) -> None:
         row = (await claimed(store)).row
-        made: list[str] = []
+        made: list[int] = []
         for _ in range(3):
             new = _checkpoint(row.hot.last_seq + 1)
-            made.append(new.checkpoint_id)
+            made.append(new.seq)
             row = await advanced(store, reader, replace(commit_of(row, note()), checkpoint=new))
         run_id = row.facts.run_id
         found = await reader.list_checkpoints(run_id, before=None, limit=2)
-        assert [one.checkpoint_id for one in found] == [made[2], made[1]]
+        assert [one.seq for one in found] == [made[2], made[1]]
         found = await reader.list_checkpoints(run_id, before=found[-1].seq, limit=2)
-        assert [one.checkpoint_id for one in found] == [made[0]]
-        assert await reader.find_checkpoint("another", made[0]) is None
+        assert [one.seq for one in found] == [made[0]]
+        assert await reader.find_checkpoint("another", run_id, made[0]) is None
 
     async def test_interrupts_come_oldest_first_by_status_and_run(
         self, store: Store, reader: Reader
@@ -402,7 +402,6 @@ def _tool(name: str, version: str, edition: int = 1) -> ToolRegistration:
 
 def _checkpoint(seq: int) -> NewCheckpoint:
     return NewCheckpoint(
-        checkpoint_id=new_id(ids.CHECKPOINT),
         seq=seq,
         parent_seq=seq - 1,
         step_index=0,

@@ -67,7 +67,6 @@ def rows_of(call: ToolCallRow, seq: int) -> Rows:
             tool_call_id=call.tool_call_id, number=1, args_digest=call.args_digest
         ),
         checkpoint=NewCheckpoint(
-            checkpoint_id=new_id(ids.CHECKPOINT),
             seq=seq,
             parent_seq=None,
             step_index=0,

@@ -148,7 +148,6 @@ class RowContract(Contract):
     ) -> None:
         held = await claimed(store)
         new = NewCheckpoint(
-            checkpoint_id=new_id(ids.CHECKPOINT),
             seq=3,
             parent_seq=None,
             step_index=2,
@@ -156,7 +155,7 @@ class RowContract(Contract):
             digest="a" * 64,
         )
         await write(store, replace(commit_of(held.row, note()), checkpoint=new))
-        found = await reader.find_checkpoint("default", new.checkpoint_id)
+        found = await reader.find_checkpoint("default", held.row.facts.run_id, new.seq)
         assert found is not None
         assert (found.run_id, found.seq, found.parent_seq) == (held.row.facts.run_id, 3, None)
         assert (found.step_index, found.attempt, found.epoch) == (2, 1, 0)

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 from pydantic import JsonValue
 
-from perdure.protocol import ids
 from perdure.protocol.codec import DEPTH_MAX, INTEGER_MAX
 from perdure.protocol.events import ActionEvent, CustomEvent, LateEvent, ResultEvent
 from perdure.store.commits import AgentRegistration, NewBlob, NewCheckpoint
@@ -20,7 +19,6 @@ from perdure.testing.builders import (
     late_result,
     look,
     new_call,
-    new_id,
     new_run,
     new_thread,
     note,
@@ -103,7 +101,6 @@ class TextContract(Contract):
         held = await claimed(store)
         row, call = await with_call(store, reader, held.row)
         new = NewCheckpoint(
-            checkpoint_id=new_id(ids.CHECKPOINT),
             seq=row.hot.last_seq,
             parent_seq=None,
             step_index=0,
@@ -112,7 +109,7 @@ class TextContract(Contract):
         )
         await advanced(store, reader, replace(commit_of(row), checkpoint=new))
         await store.record_late(late_result(call, output=value))
-        checkpoint = await reader.find_checkpoint("default", new.checkpoint_id)
+        checkpoint = await reader.find_checkpoint("default", call.run_id, new.seq)
         assert checkpoint is not None
         assert repr(checkpoint.agent_state) == repr(value)
         late = (await history(reader, call.run_id))[-1].data

@@ -215,7 +215,6 @@ CREATE TABLE events (
 
 CREATE TABLE checkpoints (
     run_id uuid NOT NULL,
-    checkpoint_id uuid NOT NULL,
     created_at timestamptz NOT NULL,
     seq integer NOT NULL,
     parent_seq integer,
@@ -225,9 +224,8 @@ CREATE TABLE checkpoints (
     schema_version smallint NOT NULL,
     digest bytea NOT NULL,
     agent_state bytea NOT NULL,
-    PRIMARY KEY (checkpoint_id)
+    PRIMARY KEY (run_id, seq)
 );
-CREATE INDEX checkpoints_by_run ON checkpoints (run_id, seq);
 
 CREATE TABLE blobs (
     created_at timestamptz NOT NULL,

@@ -157,13 +157,13 @@ WITH c AS MATERIALIZED (
     RETURNING 1
 /*[]*//*[checkpoints]*/), new_checkpoints AS (
     INSERT INTO checkpoints (
-        run_id, checkpoint_id, created_at, seq, parent_seq, step_index, attempt, epoch,
+        run_id, created_at, seq, parent_seq, step_index, attempt, epoch,
         schema_version, digest, agent_state)
-    SELECT ($3::uuid[])[u.i], u.checkpoint_id, g.at[u.i], u.seq, u.parent_seq, u.step_index,
+    SELECT ($3::uuid[])[u.i], g.at[u.i], u.seq, u.parent_seq, u.step_index,
            g.attempt[u.i], ($7::int[])[u.i], $27::int, u.digest, u.agent_state
-      FROM g CROSS JOIN unnest($69::int[], $70::uuid[], $71::int[], $72::int[], $73::int[],
-                               $74::bytea[], $75::bytea[])
-                        AS u(i, checkpoint_id, seq, parent_seq, step_index, digest, agent_state)
+      FROM g CROSS JOIN unnest($69::int[], $70::int[], $71::int[], $72::int[], $73::bytea[],
+                               $74::bytea[])
+                        AS u(i, seq, parent_seq, step_index, digest, agent_state)
      WHERE g.attempt[u.i] >= 0
 /*[]*//*[attempts]*/), ended_attempts AS (
     UPDATE attempts AS a
@@ -184,7 +184,7 @@ WITH c AS MATERIALIZED (
         thread_id, message_id, run_id, created_at, position, seq, tenant_id, role, author)
     SELECT f.thread_id, u.message_id, f.run_id, f.at, f.last_position + u.place, u.seq,
            n.tenant_id, u.role, u.author
-      FROM unnest($76::int[], $77::uuid[], $78::int[], $79::int[], $80::text[], $81::bytea[])
+      FROM unnest($75::int[], $76::uuid[], $77::int[], $78::int[], $79::text[], $80::bytea[])
            AS u(i, message_id, place, seq, role, author)
       JOIN f ON f.i = u.i
      CROSS JOIN LATERAL (SELECT n.tenant_id FROM runs AS n WHERE n.run_id = f.run_id) AS n

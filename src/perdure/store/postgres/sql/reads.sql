@@ -91,17 +91,17 @@ SELECT x.tool_call_id, x.number, x.attempt,
  ORDER BY x.number, x.tool_call_id;
 
 -- name: list_checkpoints
-SELECT checkpoint_id, run_id, seq, parent_seq, step_index, attempt, epoch, schema_version, digest,
+SELECT run_id, seq, parent_seq, step_index, attempt, epoch, schema_version, digest,
        created_at, agent_state
   FROM checkpoints
  WHERE run_id = $1::uuid AND ($2::int IS NULL OR seq < $2)
  ORDER BY seq DESC LIMIT $3;
 
 -- name: find_checkpoint
-SELECT c.checkpoint_id, c.run_id, c.seq, c.parent_seq, c.step_index, c.attempt, c.epoch,
+SELECT c.run_id, c.seq, c.parent_seq, c.step_index, c.attempt, c.epoch,
        c.schema_version, c.digest, c.created_at, c.agent_state
   FROM checkpoints AS c JOIN runs AS r ON r.run_id = c.run_id
- WHERE c.checkpoint_id = $1::uuid AND r.tenant_id = $2;
+ WHERE c.run_id = $1::uuid AND c.seq = $2 AND r.tenant_id = $3;
 
 -- name: list_interrupts
 SELECT interrupt_id, run_id, tenant_id, kind, status, key, tool_call_id, args_digest,

@@ -268,7 +268,6 @@ BEGIN
 END;
 
 CREATE TABLE checkpoints (
-    checkpoint_id BLOB NOT NULL UNIQUE CHECK (length(checkpoint_id) = 16),
     run_id BLOB NOT NULL,
     seq INTEGER NOT NULL,
     parent_seq INTEGER,

@@ -128,14 +128,14 @@ ORDER BY e.number, e.tool_call_id;
 
 -- name: insert_checkpoint
 INSERT INTO checkpoints (
-    checkpoint_id, run_id, seq, parent_seq, step_index, attempt, epoch, schema_version, digest,
+    run_id, seq, parent_seq, step_index, attempt, epoch, schema_version, digest,
     created_at, agent_state
 )
-SELECT * FROM (VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)) WHERE column1 IS NOT NULL;
+SELECT * FROM (VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)) WHERE column1 IS NOT NULL;
 
 -- name: list_checkpoints
 SELECT
-    checkpoint_id, run_id, seq, parent_seq, step_index, attempt, epoch, schema_version, digest,
+    run_id, seq, parent_seq, step_index, attempt, epoch, schema_version, digest,
     created_at, agent_state
 FROM checkpoints
 WHERE run_id = ? AND seq < ?
@@ -144,11 +144,11 @@ LIMIT ?;
 
 -- name: find_checkpoint
 SELECT
-    c.checkpoint_id, c.run_id, c.seq, c.parent_seq, c.step_index, c.attempt, c.epoch,
+    c.run_id, c.seq, c.parent_seq, c.step_index, c.attempt, c.epoch,
     c.schema_version, c.digest, c.created_at, c.agent_state
 FROM checkpoints AS c
 INNER JOIN runs AS r ON r.run_id = c.run_id
-WHERE c.checkpoint_id = ? AND r.tenant_id = ?;
+WHERE c.run_id = ? AND c.seq = ? AND r.tenant_id = ?;
 
 -- name: insert_late
 INSERT INTO late_results (
