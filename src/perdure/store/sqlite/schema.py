@@ -84,11 +84,13 @@ def _wait_for_turn(connection: sqlite3.Connection, wait_s: float) -> None:
             begin_immediate(connection, 0.0)
         except sqlite3.OperationalError as error:
             waited_s = time.monotonic() - started
-            if not is_busy(error) or waited_s >= wait_s:
+            if not is_busy(error):
                 raise
             if waited_s >= logged:
                 log.warning("waiting for another process that migrates the file")
                 logged = waited_s + _LOG_EVERY_S
+            if waited_s >= wait_s:
+                raise
         else:
             return
 
