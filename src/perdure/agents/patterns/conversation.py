@@ -21,6 +21,7 @@ from perdure.agents.loop.isolated import IsolatedPlanner
 from perdure.agents.loop.render import text_of
 from perdure.agents.models.port import ChatMessage, ModelClient, ModelRequest, use_of
 from perdure.engine.context import ChildRecord, PlannerContext
+from perdure.engine.history import HISTORY_MESSAGES_MAX
 from perdure.engine.ports import HostedAgent
 from perdure.protocol.decisions import (
     GIVE_UP_CODES,
@@ -36,7 +37,8 @@ from perdure.protocol.failures import Failure, FailureCode
 from perdure.protocol.policies import Budget, RetryPolicy, Timeouts
 
 TURNS_MAX_DEFAULT = 20
-TURNS_MAX = 1000
+TURNS_MAX = HISTORY_MESSAGES_MAX // 2
+"""One who speaks every time still has the task in sight: a speech takes two messages."""
 PARTICIPANTS_MAX = 50
 END = "END"
 """What a model that selects says when nobody is to speak any more."""
@@ -290,6 +292,8 @@ def conversation(
         )
     if not 1 <= turns_max <= TURNS_MAX:
         raise Invalid(f"agent {agent_id!r}: turns_max is 1 to {TURNS_MAX}", field="turns_max")
+    if stop_word == "":
+        raise Invalid(f"agent {agent_id!r}: every answer contains ''", field="stop_word")
     if isinstance(select, ByModel) and not select.models:
         raise Invalid(f"agent {agent_id!r}: no model to select with", field="select")
     retry = model_retry or RetryPolicy()
@@ -302,7 +306,7 @@ def conversation(
         stop_word=stop_word,
         model_retry=retry,
     )
-    trusted = isinstance(select, ByModel) or select in {in_turn, routed}
+    trusted = isinstance(select, ByModel) or select is in_turn or select is routed
     return loop_agent(
         agent_id,
         version,
