@@ -177,6 +177,7 @@ def engine_settings(settings: Settings) -> EngineSettings:
         retention_interval_s=settings.retention.interval_s,
         blobs_kept_s=settings.retention.blobs_s,
         cancel_deadline_s=settings.children.cancel_deadline_s,
+        compensation_deadline_s=worker.compensation_deadline_s,
         depth_max=settings.children.depth_max,
         children_max=settings.children.open_max,
     )

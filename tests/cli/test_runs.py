@@ -92,8 +92,10 @@ def test_a_run_is_shown_with_its_calls(perdure: Program) -> None:
 
 def test_a_waiting_run_is_cancelled_at_once(perdure: Program) -> None:
     run_id = perdure("run", "asks", "--json", *HERE).json["run_id"]
-    done = perdure("runs", "cancel", run_id, "--reason", "not needed", "--json")
-    assert (done.code, done.json["status"]) == (0, "INTERRUPTED")
+    done = perdure("runs", "cancel", run_id, "--reason", "not needed", "--compensate", "--json")
+    assert (done.code, done.json["status"]) == (0, "INTERRUPTED")  # nothing to be undone
+    told = perdure("runs", "events", run_id, "--json").out
+    assert '"compensate":true' in told.replace(" ", "")
 
 
 def test_a_failed_run_is_retried_in_a_new_one(perdure: Program) -> None:

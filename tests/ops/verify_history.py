@@ -36,7 +36,14 @@ from perdure.protocol.events import PlanItem, Usage
 from perdure.protocol.failures import Failure, FailureCode, Stage
 from perdure.protocol.policies import RetryPolicy
 from perdure.protocol.runs import RunRow
-from perdure.protocol.states import Answer, CancelAction, ParkedOn, RunState, ToolCallStatus
+from perdure.protocol.states import (
+    Answer,
+    CancelAction,
+    CancelOption,
+    ParkedOn,
+    RunState,
+    ToolCallStatus,
+)
 from perdure.protocol.tools import ToolResult
 from perdure.service.base import Service
 from perdure.service.branches import ForkRequest, RetryRequest, fork, retry
@@ -213,6 +220,11 @@ def agents() -> list[HostedAgent]:
         scripted("stumbling", _stumbling, model_retry=quick),
         scripted("buggy", _Bug()),
         scripted("wrong", [call("nothing", x=1), call("echo", wrong=1), DONE], tools=["echo"]),
+        scripted(
+            "undone",
+            [call("pay_refundable", amount=5), call("pay", amount=1)],
+            tools=[*unasked("pay_refundable"), "pay"],
+        ),
         scripted("idle", [DONE]),
         scripted("later", [call("order_later", amount=1), DONE], tools=unasked("order_later")),
         scripted("paused", [call("echo", value=1), DONE], tools=["echo"]),
@@ -341,6 +353,10 @@ async def _cancelled(engine: Embedded, runs: Runs, zoo: ToolZoo) -> None:
     await engine.cancel(runs["late"])
     for scene in ("cancelled waiting", "cancelled queued", "stubborn", "late"):
         await engine.wait_terminal(runs[scene])
+    runs["undone"] = await engine.submit("undone")
+    await engine.wait_waiting(runs["undone"])
+    await engine.cancel(runs["undone"], options=CancelOption.COMPENSATE)
+    await engine.wait_terminal(runs["undone"])
     runs["cancelled pair"] = await engine.submit("pair")
     await zoo.wait_started("hang", 2)
     wish = CancelWish(action=CancelAction.INTERRUPT, by="ada", source="api")

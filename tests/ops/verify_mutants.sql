@@ -298,6 +298,41 @@ UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.epoch', 2) AS BLOB
 -- mutant: I11 | cancelled queued | the row forgot how it was cancelled
 UPDATE run_state SET cancel_action = 'interrupt' WHERE run_id = :run;
 
+-- mutant: I11 | undone | the row forgot what was asked for
+UPDATE run_state SET cancel_options = 0 WHERE run_id = :run;
+
+-- mutant: I73 | undone | nobody asked to undo anything
+UPDATE run_state SET cancel_options = 0 WHERE run_id = :run;
+UPDATE events SET data = CAST(json_remove(CAST(data AS TEXT), '$.compensate') AS BLOB)
+WHERE run_id = :run AND type = :t_cancel;
+
+-- mutant: I73 | undone | a call that did not happen is undone
+UPDATE tool_calls SET status = 'failed' WHERE run_id = :run AND tool = 'pay_refundable';
+
+-- mutant: I74 | undone | a second key
+UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.key', 'other') AS BLOB)
+WHERE run_id = :run AND seq = (
+    SELECT min(seq) FROM events WHERE run_id = :run AND type = :t_compensation
+);
+
+-- mutant: I74 | undone | a try that was not begun
+UPDATE events SET type = :t_custom, data = CAST('{"name":"x"}' AS BLOB)
+WHERE run_id = :run AND seq = (
+    SELECT max(seq) - 1 FROM events WHERE run_id = :run AND type = :t_compensation
+);
+
+-- mutant: I75 | undone | the end tells something else
+UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.status', 'failed') AS BLOB)
+WHERE run_id = :run AND seq = (
+    SELECT max(seq) FROM events WHERE run_id = :run AND type = :t_compensation
+);
+
+-- mutant: I75 | undone | the run ended in the middle of a try
+UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.status', 'started') AS BLOB)
+WHERE run_id = :run AND seq = (
+    SELECT max(seq) FROM events WHERE run_id = :run AND type = :t_compensation
+);
+
 -- mutant: I44 | plain | a step is missing
 UPDATE steps SET step_index = 7 WHERE run_id = :run AND step_index = 2;
 

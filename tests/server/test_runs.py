@@ -152,7 +152,7 @@ async def test_a_key_out_of_bounds_is_invalid(world: World, key: str) -> None:
         ("queue", ["", "A", "a b", "-a", "x" * 65, 1, None]),
         ("priority", [101, -101, 1.5, "high"]),
         ("recovery_mode", ["maybe"]),
-        ("cancel_policy", ["interrupt"]),
+        ("cancel_policy", ["stop", "", None, ["interrupt"]]),
     ],
 )
 async def test_a_start_option_out_of_bounds_is_invalid(
@@ -349,6 +349,29 @@ async def test_a_cancel_with_rollback_takes_the_run_back(world: World) -> None:
     assert (await world.http.post(f"{path}/retry")).json()["code"] == "conflict"
     again = await world.http.post(f"{path}/cancel", json={"action": "rollback"})
     assert again.json()["cancel_epoch"] == 1
+
+
+async def test_a_cancel_can_ask_that_what_was_done_is_undone(world: World) -> None:
+    """R-9.1, R-9.4: and says nothing of an action, so the run's own policy counts (R-3.4)."""
+    options: JsonValue = {"cancel_policy": "rollback"}
+    made = await world.http.post("/v1/agents/reader/run", json={"input": 1, "options": options})
+    path = f"/v1/runs/{made.json()['run_id']}"
+    await world.until(made.json()["run_id"], "waiting_human")
+    wish: JsonValue = {"compensate": "yes please"}
+    refused = await world.http.post(f"{path}/cancel", json=wish)
+    assert (refused.status_code, refused.json()["field"]) == (422, "/compensate")
+    wish = {"compensate": True}
+    answer = await world.http.post(f"{path}/cancel", json=wish, params={"wait": 10})
+    assert (answer.status_code, answer.json()["status"]) == (200, "CANCELED")
+    asked = {"Accept": "application/json"}
+    events = (await world.http.get(f"{path}/events", headers=asked)).json()["items"]
+    tries = [item["data"] for item in events if item["type"] == "compensation"]
+    assert [item["status"] for item in tries] == ["started", "succeeded"]
+    assert tries[1]["detail"] == {"given back": "Emma"}
+    (effect,) = events[-1]["data"]["effects"]
+    assert (effect["tool"], effect["compensation"]) == ("borrow", "succeeded")
+    again = await world.http.post(f"{path}/cancel", json=wish)
+    assert (again.status_code, again.json()["cancel_epoch"]) == (200, 1)
 
 
 async def test_what_a_run_does_on_a_busy_thread_is_chosen_and_shown(world: World) -> None:

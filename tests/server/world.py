@@ -51,7 +51,7 @@ from perdure.store.commits import Commit, Committed, Guard, HotUpdate
 from perdure.store.memory import MemoryDatabase
 from perdure.telemetry.metrics import Metrics
 from perdure.testing.sse_client import SseClient
-from perdure.tools.api import Returned, pending
+from perdure.tools.api import Performed, Returned, pending
 from perdure.tools.decorator import tool
 from perdure.tools.runner import LocalToolRunner
 from tests.flow.world import assert_sound, database_at
@@ -90,6 +90,17 @@ def publish(title: str, copies: int = 1) -> str:
 def order(amount: int) -> Returned:
     """Order; the result comes by callback."""
     return pending(external_ref=f"order-{amount}")
+
+
+def give_back(performed: Performed) -> dict[str, object]:
+    """Give back what was borrowed."""
+    return {"given back": performed.output}
+
+
+@tool(trusted=True, side_effect="write", idempotent=True, timeout_s=5, compensate=give_back)
+def borrow(title: str) -> str:
+    """Borrow a book."""
+    return title
 
 
 @tool(trusted=True)
@@ -164,6 +175,12 @@ AGENTS = (
         ScriptedPlanner([_calls("order", amount=1), Finish(answer="bought")]),
         tools=[ToolGrant(name="order", approve="never")],
     ),
+    loop_agent(
+        "reader",
+        "1",
+        ScriptedPlanner([_calls("borrow", title="Emma"), Ask(title="Go on?"), Finish()]),
+        tools=[ToolGrant(name="borrow", approve="never")],
+    ),
     loop_agent("broken", "1", ScriptedPlanner(_raises), tools=["echo"]),
     loop_agent(
         "double",
@@ -188,7 +205,7 @@ REGISTRY = AgentRegistry()
 """The agents and tools, also for server processes: `--agents tests.server.world:REGISTRY`."""
 
 REGISTRY.add(*AGENTS)
-REGISTRY.add_tool(echo, order, publish, rest)
+REGISTRY.add_tool(borrow, echo, order, publish, rest)
 
 
 @dataclass(slots=True)

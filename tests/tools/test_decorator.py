@@ -7,10 +7,12 @@ import pytest
 from pydantic import BaseModel, Field, JsonValue, field_validator
 from typing_extensions import TypedDict
 
+from perdure.protocol.codec import digest
 from perdure.protocol.failures import FailureCode
 from perdure.protocol.states import SideEffect
+from perdure.protocol.tools import ToolSpec
 from perdure.testing.tools import invocation_of
-from perdure.tools import FunctionTool, Returned, ToolContext, failed, tool
+from perdure.tools import FunctionTool, Performed, Returned, ToolContext, failed, tool
 
 
 class Item(BaseModel):
@@ -228,6 +230,36 @@ def test_the_declaration_is_kept_as_given() -> None:
     assert (spec.idempotent, spec.timeout_s, spec.risk) == (False, 3, "high")
     assert (spec.has_lookup, spec.parallel, spec.sandbox_only) == (True, False, False)
     assert send.call.is_async
+
+
+def test_a_tool_that_can_undo_its_calls_says_so() -> None:
+    """R-5.1, R-5.11: that it can be undone is said by `compensate` too."""
+
+    def undo(performed: Performed) -> None:
+        del performed
+
+    declared: dict[str, Any] = {"side_effect": "write", "idempotent": True, "timeout_s": 1}
+
+    def make(**more: Any) -> FunctionTool[..., Any]:
+        def act() -> None: ...
+
+        return cast("FunctionTool[..., Any]", tool(**{**declared, **more})(act))
+
+    spec = make(name="a", compensate=undo, compensate_idempotent=True).spec
+    assert (spec.has_compensate, spec.compensate_idempotent, spec.sandbox_only) == (
+        True,
+        True,
+        False,
+    )
+    plain = ToolSpec(name="a", input_schema={})
+    known = plain.model_dump(
+        mode="json", exclude={"agent", "has_compensate", "compensate_idempotent"}
+    )
+    assert plain.definition_digest == digest(known)  # a digest of before stays what it was
+    with pytest.raises(ValueError, match="only reads"):
+        make(name="a", side_effect="read", compensate=undo)
+    with pytest.raises(ValueError, match="without compensate"):
+        make(name="a", compensate_idempotent=True)
 
 
 def test_functions_that_json_cannot_call_are_refused() -> None:

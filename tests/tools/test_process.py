@@ -68,6 +68,26 @@ async def test_async_tools_run_there_too(runner: LocalToolRunner) -> None:
     assert (await runner.invoke(invocation)).result.output == 7
 
 
+async def test_what_undoes_a_call_runs_in_a_process_too(
+    runner: LocalToolRunner, tmp_path: Path
+) -> None:
+    """R-5.6, R-9.4: with what the call did, under a key of its own."""
+    spec = zoo.process_pay_refundable.spec
+    did: dict[str, object] = {
+        "args": {"journal": str(tmp_path / "journal"), "amount": 5},
+        "output": 5,
+        "external_ref": None,
+        "effect_key": "key-1",
+        "status": "succeeded",
+    }
+    invocation = invocation_of(spec, did, timeout_s=15, effect_key="key-2")
+    outcome = await runner.compensate(invocation)
+    assert cast("dict[str, Any]", outcome.result.output)["refunded"] == 5
+    assert read_journal(tmp_path / "journal") == [{"key": "key-2", "amount": -5}]
+    none = await runner.compensate(invocation_of(zoo.process_pay.spec, did, timeout_s=15))
+    assert code_of(none) is FailureCode.TOOL_NOT_FOUND
+
+
 async def test_an_exit_after_the_start_is_an_unknown_outcome_for_a_side_effect(
     runner: LocalToolRunner, tmp_path: Path
 ) -> None:
@@ -143,6 +163,7 @@ async def test_what_cannot_be_imported_was_not_started() -> None:
         inputs=cast("Any", None),
         output=None,
         lookup=None,
+        compensate=None,
         isolation="process",
     )
     async with LocalToolRunner(ToolRegistry([moved])) as runner:

@@ -186,13 +186,22 @@ def cancel_many_(
     reason: Annotated[
         str | None, typer.Option("--reason", help="Why; kept in the log.", show_default=False)
     ] = None,
+    compensate: Annotated[
+        bool, typer.Option("--compensate", help="Undo what their tools did, where they can.")
+    ] = False,
     db: Db = None,
     json: Json = False,
 ) -> None:
     """Ask all unfinished runs that match to stop, in batches."""
     try:
         wish = CancelManyRequest(
-            agent_id=agent, thread_id=thread, state=state, tag=tag, all=every, reason=reason
+            agent_id=agent,
+            thread_id=thread,
+            state=state,
+            tag=tag,
+            all=every,
+            reason=reason,
+            compensate=compensate,
         )
     except ValidationError as error:
         raise typer.BadParameter(str(error.errors()[0]["msg"])) from None
@@ -267,15 +276,18 @@ def cancel(
     rollback: Annotated[
         bool, typer.Option("--rollback", help="Later runs of the thread do not see its messages.")
     ] = False,
+    compensate: Annotated[
+        bool, typer.Option("--compensate", help="Undo what its tools did, where they can.")
+    ] = False,
     db: Db = None,
     json: Json = False,
 ) -> None:
     """Ask a run to stop. It ends at once when no worker holds it, else in a moment."""
-    action = CancelAction.ROLLBACK if rollback else CancelAction.INTERRUPT
+    action = CancelAction.ROLLBACK if rollback else None
 
     async def work(service: Service) -> Run:
         return await service_runs.cancel_run(
-            service, LOCAL, run, action=action, reason=reason, source="cli"
+            service, LOCAL, run, action=action, reason=reason, compensate=compensate, source="cli"
         )
 
     found = on_service(db, work)

@@ -19,6 +19,7 @@ from perdure.protocol.events import ErrorEvent, ResumeEvent
 from perdure.protocol.failures import Failure, FailureCode, Stage
 from perdure.protocol.states import (
     AttemptEnd,
+    CancelOption,
     InterruptStatus,
     ParkedOn,
     RunState,
@@ -29,6 +30,8 @@ from perdure.protocol.tools import ToolSpec
 from perdure.store.commits import InterruptClose
 
 CALLS_REPORTED_MAX = 1000
+_LEFT = frozenset({ToolCallStatus.SUCCEEDED, ToolCallStatus.PARTIAL, ToolCallStatus.UNKNOWN})
+"""Outcomes of calls whose effect is, or may be, in the world."""
 
 CANCELLED = Failure(
     code=FailureCode.RUN_CANCELLED, reason="the run was cancelled", stage=Stage.RUNTIME
@@ -57,28 +60,18 @@ def close_run(
     be known is `unknown`; what never began, or leaves nothing, is `cancelled`.
 
     While children are open the run does not end: what ran gets its result, the failure is kept,
-    and the run is left to its closing, which ends the children first.
+    and the run is left to its closing, which ends the children first. So it is when a holder ends
+    a run whose cancel asks that what it did is undone.
     """
     snapshot = draft.view.snapshot
     draft.is_closing = True
-    if snapshot.open_children:
+    undoes = CancelOption.COMPENSATE in snapshot.cancel_options
+    if snapshot.open_children or (undoes and draft.token is not None):
         _begin_ending(draft, failure, known or {})
         return
     cancelled = failure.code is FailureCode.RUN_CANCELLED
     for interrupt_id, question in list(snapshot.open_interrupts.items()):
-        seq = draft.add(
-            ResumeEvent(
-                interrupt_id=interrupt_id,
-                outcome="cancelled",
-                tool_call_id=question.tool_call_id,
-                reason=failure.reason,
-            )
-        )
-        draft.interrupt_closes.append(
-            InterruptClose(
-                interrupt_id=interrupt_id, status=InterruptStatus.CANCELLED, closed_seq=seq
-            )
-        )
+        _close_question(draft, interrupt_id, question.tool_call_id, failure)
     reported = list(effects or [])
     for call in list(snapshot.open_calls.values()):
         outcome = (known or {}).get(call.tool_call_id)
@@ -88,7 +81,7 @@ def close_run(
             draft, call, outcome, by="tool" if call.tool_call_id in (known or {}) else "runtime"
         )
         if is_side_effect(call.side_effect):
-            reported.append(_effect(call, outcome))
+            reported.append(_effect(call, outcome, undoes=undoes))
     if snapshot.step_open:
         draft.end_step("cancelled" if cancelled else "failed")
     draft.move(why, failure=failure, effects=reported or None)
@@ -119,6 +112,34 @@ def _begin_ending(draft: Draft, failure: Failure, known: Mapping[str, ToolOutcom
     draft.ready_in_s = None
     draft.close_in_s = 0
     draft.with_checkpoint = snapshot.cancel_epoch == 0
+
+
+def settle_known(draft: Draft, failure: Failure, known: Mapping[str, ToolOutcome]) -> None:
+    """Draft the results of open calls that are known, before the run is brought to its end."""
+    snapshot = draft.view.snapshot
+    for tool_call_id, outcome in known.items():
+        for interrupt_id, question in list(snapshot.open_interrupts.items()):
+            if question.tool_call_id == tool_call_id:
+                _close_question(draft, interrupt_id, tool_call_id, failure)
+        add_result(draft, snapshot.open_calls[tool_call_id], outcome, by="lookup")
+    if snapshot.state is RunState.WAITING_HUMAN and not snapshot.open_interrupts:
+        draft.move(Transition.APPROVED)  # nobody is asked any more
+
+
+def _close_question(
+    draft: Draft, interrupt_id: str, tool_call_id: str | None, failure: Failure
+) -> None:
+    seq = draft.add(
+        ResumeEvent(
+            interrupt_id=interrupt_id,
+            outcome="cancelled",
+            tool_call_id=tool_call_id,
+            reason=failure.reason,
+        )
+    )
+    draft.interrupt_closes.append(
+        InterruptClose(interrupt_id=interrupt_id, status=InterruptStatus.CANCELLED, closed_seq=seq)
+    )
 
 
 def end_transition(state: RunState, failure: Failure) -> Transition:
@@ -155,13 +176,16 @@ def _unfinished(view: RunView, call: OpenCall, failure: Failure) -> ToolOutcome:
     )
 
 
-def _effect(call: OpenCall, outcome: ToolOutcome) -> dict[str, JsonValue]:
-    return {
+def _effect(call: OpenCall, outcome: ToolOutcome, *, undoes: bool) -> dict[str, JsonValue]:
+    told: dict[str, JsonValue] = {
         "tool_call_id": call.tool_call_id,
         "tool": call.tool,
         "status": outcome.result.status,
         "external_ref": outcome.result.external_ref,
     }
+    if undoes:
+        told["compensation"] = "none" if outcome.result.status in _LEFT else "not_needed"
+    return told
 
 
 async def finished_effects(core: Core, view: RunView) -> list[dict[str, JsonValue]]:
@@ -169,7 +193,6 @@ async def finished_effects(core: Core, view: RunView) -> list[dict[str, JsonValu
     rows = await core.reader.list_tool_calls(
         view.facts.run_id, after=None, limit=CALLS_REPORTED_MAX
     )
-    left = {ToolCallStatus.SUCCEEDED, ToolCallStatus.PARTIAL, ToolCallStatus.UNKNOWN}
     return [
         {
             "tool_call_id": row.tool_call_id,
@@ -178,7 +201,7 @@ async def finished_effects(core: Core, view: RunView) -> list[dict[str, JsonValu
             "external_ref": row.external_ref,
         }
         for row in rows
-        if is_side_effect(row.side_effect) and row.status in left
+        if is_side_effect(row.side_effect) and row.status in _LEFT
     ]
 
 

@@ -35,6 +35,7 @@ class EngineSettings:
     blobs_kept_s: float = 86_400.0
     delta_interval_s: float = 0.2
     cancel_deadline_s: float = 60.0
+    compensation_deadline_s: float = 900.0
     depth_max: int = 5
     children_max: int = 128
 

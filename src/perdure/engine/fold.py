@@ -44,6 +44,7 @@ from perdure.protocol.failures import Failure, FailureCode
 from perdure.protocol.states import (
     Answer,
     CancelAction,
+    CancelOption,
     InterruptKind,
     OnExpiry,
     RunState,
@@ -145,6 +146,7 @@ class RunSnapshot:
     attempt: int = 0
     cancel_epoch: int = 0
     cancel_action: CancelAction | None = None
+    cancel_options: CancelOption = CancelOption.NONE
     open_calls: dict[str, OpenCall] = field(default_factory=dict[str, OpenCall])
     open_interrupts: dict[str, OpenInterrupt] = field(default_factory=dict[str, OpenInterrupt])
     step_calls: dict[str, OpenCall] = field(default_factory=dict[str, OpenCall])
@@ -418,6 +420,7 @@ def _fold_timeout(snapshot: RunSnapshot, data: TimeoutEvent) -> None:
 def _fold_cancel(snapshot: RunSnapshot, data: CancelEvent) -> None:
     snapshot.cancel_epoch = data.epoch
     snapshot.cancel_action = data.action
+    snapshot.cancel_options = data.options
 
 
 def _fold_attempt(snapshot: RunSnapshot, data: AttemptEvent) -> None:

@@ -12,6 +12,7 @@ import anyio
 
 from perdure.engine.aside import put_aside
 from perdure.engine.callbacks import expire_callback
+from perdure.engine.compensation import Compensator
 from perdure.engine.core import Core
 from perdure.engine.expiry import expire_interrupt
 from perdure.engine.load import Damaged
@@ -28,10 +29,13 @@ BATCH = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Maintenance:
-    """The sweeps. Without `tools` (an API server), calls that a tool can look up are left."""
+    """The sweeps. Without `tools` (an API server), calls that a tool can look up are left, and
+    without a `compensator` what a cancelled run has to undo.
+    """
 
     core: Core
     tools: ToolRunner | None
+    compensator: Compensator | None = None
 
     async def run(self) -> None:
         """Sweep until cancelled."""
@@ -65,7 +69,10 @@ class Maintenance:
                         self.core, timer.run_id, timer.ref or "", self.tools
                     )
                 case TimerKind.DEADLINE | TimerKind.CLOSE:
-                    return await close_unheld(self.core, timer.run_id, timer.kind, self.tools)
+                    closed = await close_unheld(self.core, timer.run_id, timer.kind, self.tools)
+                    if self.compensator is not None and timer.kind is TimerKind.CLOSE:
+                        self.compensator.offer(timer.run_id)
+                    return closed
                 case TimerKind.CALLBACK:
                     return await expire_callback(self.core, timer.run_id, timer.ref or "")
                 case TimerKind.CHILD:

@@ -215,6 +215,13 @@ class ToolRunner(Protocol):
         """
         ...
 
+    async def compensate(self, invocation: ToolInvocation) -> ToolOutcome:
+        """Have a tool undo a call of its, to an outcome, as `invoke` does.
+
+        The arguments are the fields of what the call did, the effect key the compensation's own.
+        """
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyDecision:

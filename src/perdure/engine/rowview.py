@@ -27,6 +27,7 @@ async def view_from_rows(core: Core, row: RunRow) -> RunView:
     snapshot.attempt = hot.attempt
     snapshot.cancel_epoch = hot.cancel_epoch
     snapshot.cancel_action = hot.cancel_action
+    snapshot.cancel_options = hot.cancel_options
     snapshot.model_calls = hot.counters.model_calls
     snapshot.tool_calls = hot.counters.tool_calls
     snapshot.input_tokens = hot.counters.input_tokens

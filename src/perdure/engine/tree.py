@@ -18,6 +18,7 @@ from perdure.engine.closing import (
     CANCELLED,
     ORPHANED,
     TIMED_OUT,
+    begun_calls,
     close_run,
     end_transition,
     finished_effects,
@@ -33,6 +34,7 @@ from perdure.engine.ports import ToolOutcome, ToolRunner
 from perdure.engine.results import add_result
 from perdure.engine.rowview import view_from_rows
 from perdure.engine.steps import waits_for_children
+from perdure.engine.undoing import Undoing, asks_to_compensate, read_undoing
 from perdure.engine.unheld import intervene, unheld_draft
 from perdure.engine.view import RunView
 from perdure.protocol.errors import PerdureError, Unreadable
@@ -255,12 +257,14 @@ def is_ending(snapshot: RunSnapshot) -> bool:
 # ---------------------------------------------------------------- ends of runs nobody holds
 
 
-async def close_unheld(core: Core, run_id: str, due: TimerKind, tools: ToolRunner | None) -> bool:
+async def close_unheld(
+    core: Core, run_id: str, due: TimerKind, tools: ToolRunner | None, *, undone: bool = False
+) -> bool:
     """End a run that nobody holds and whose end is due; True when this call moved it on.
 
     While children are open they are cancelled and waited for, and ended as ORPHANED when that
-    takes too long. False when the run is held, ended already, or has a call that only a worker
-    can look up.
+    takes too long. False when the run is held, ended already, has a call that only a worker
+    can look up, or one that is to be undone first (`undone`: that was seen to).
     """
     row = await core.reader.find_run(None, run_id)
     if row is None or row.hot.lease_owner is not None or row.hot.state in TERMINAL:
@@ -277,10 +281,11 @@ async def close_unheld(core: Core, run_id: str, due: TimerKind, tools: ToolRunne
         return True
     if tools is None and any(not call.repeatable for call in view.running_calls()):
         return False
+    effects = await _effects(core, row, view, undone=undone or not whole)
+    if effects is None:
+        return False
     known = await look_up_open(view, tools, LOOKUP_TIMEOUT_S) if tools is not None else {}
-    effects = await finished_effects(core, view)
-    if view.snapshot.open_children:
-        await _cancel_children(core, view, failure)
+    await _cancel_children(core, view, failure)
     draft = unheld_draft(core, view, row)
     if not whole:
         draft.with_checkpoint = False
@@ -293,6 +298,26 @@ async def close_unheld(core: Core, run_id: str, due: TimerKind, tools: ToolRunne
         draft.parked_on = ParkedOn.CHILD
         draft.close_in_s = core.settings.cancel_deadline_s
     return await _write(core, draft, tools)
+
+
+async def _effects(
+    core: Core, row: RunRow, view: RunView, *, undone: bool
+) -> list[dict[str, JsonValue]] | None:
+    """Return what a run's calls have left, for its end; None: something is to be undone first."""
+    effects = await finished_effects(core, view)
+    if not asks_to_compensate(row.hot.cancel_options) or view.snapshot.open_children:
+        return effects
+    undoing = await read_undoing(core, row)
+    if not undone and _is_owed(core, view, undoing):
+        return None
+    return undoing.report(row.facts.run_id, effects)
+
+
+def _is_owed(core: Core, view: RunView, undoing: Undoing) -> bool:
+    """Tell whether a worker has something to undo first, or to look up before that is known."""
+    now, deadline_s = core.clock.now(), core.settings.compensation_deadline_s
+    in_time = not undoing.is_late(now, deadline_s)
+    return bool(undoing.owed(now, deadline_s)) or (in_time and bool(begun_calls(view)))
 
 
 async def _view(core: Core, row: RunRow) -> tuple[RunView, bool]:
@@ -358,10 +383,12 @@ async def _cancel_children(core: Core, view: RunView, failure: Failure) -> None:
         by="runtime",
         source="parent",
         reason=failure.reason,
+        options=view.snapshot.cancel_options,
     )
     for child in view.snapshot.open_children:
         await core.store.request_cancel(child, wish)
-    core.signals.publish(CANCEL_TOPIC)
+    if view.snapshot.open_children:
+        core.signals.publish(CANCEL_TOPIC)
 
 
 # ---------------------------------------------------------------- what does not end in time
@@ -395,9 +422,11 @@ async def _orphan(core: Core, run_id: str, tools: ToolRunner | None) -> None:
         view, whole = await _view(core, row)
     except Damaged:
         view, whole = await view_from_rows(core, row), False
+    effects = await _effects(core, row, view, undone=not whole)
+    if effects is None:
+        return  # undoing has a deadline of its own
     draft = unheld_draft(core, view, row)
     draft.with_checkpoint = whole
-    effects = await finished_effects(core, view)
     close_run(draft, end_transition(row.hot.state, ORPHANED), ORPHANED, effects=effects)
     if await _write(core, draft, tools):
         log.warning("run %s did not end in time and is ended as ORPHANED", run_id)

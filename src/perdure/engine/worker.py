@@ -20,6 +20,7 @@ from pydantic import JsonValue
 
 from perdure.engine.attempt import Attempt
 from perdure.engine.committer import Committer
+from perdure.engine.compensation import Compensator
 from perdure.engine.core import Core
 from perdure.engine.heartbeat import Heartbeat
 from perdure.engine.held import Finished, Surroundings
@@ -98,18 +99,23 @@ class Worker:
             on_late=self._keep_late,
             on_cleared=self._look_again,
         )
+        compensator = Compensator(self.core, self.tools)
         async with anyio.create_task_group() as services:
             services.start_soon(committer.run)
             services.start_soon(self.heartbeat.run, self)
             services.start_soon(self._heed_cancels)
             services.start_soon(self._write_late)
-            services.start_soon(Maintenance(core=self.core, tools=self.tools).run)
+            services.start_soon(compensator.run)
+            sweeps = Maintenance(core=self.core, tools=self.tools, compensator=compensator)
+            services.start_soon(sweeps.run)
             services.start_soon(Retention(core=self.core).run)
             async with anyio.create_task_group() as attempts:
                 attempts.start_soon(self._claim_loop, around, attempts)
                 task_status.started()
                 await self._drain.wait()
-                await self._drain_attempts()
+                async with anyio.create_task_group() as drained:
+                    drained.start_soon(compensator.drain_within, self.core.settings.drain_grace_s)
+                    await self._drain_attempts()
                 attempts.cancel_scope.cancel()
             await self._flush_late()
             services.cancel_scope.cancel()

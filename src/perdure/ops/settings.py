@@ -145,6 +145,13 @@ class WorkerSettings(_Section):
     drain_grace_s: float = Field(
         default=20.0, ge=0, le=3600, description="seconds that held runs get at shutdown"
     )
+    compensation_deadline_s: float = Field(
+        default=900.0,
+        gt=0,
+        le=86_400,
+        description="seconds after a cancel in which undoing a call may begin; what is left then is "
+        "reported as not undone",
+    )
 
     on_incompatible: Literal["fail", "repair"] = Field(
         default="fail",

@@ -20,6 +20,7 @@ from perdure.protocol.ids import event_id
 from perdure.protocol.schema import Incompatible, upcast
 from perdure.protocol.states import (
     CancelAction,
+    CancelOption,
     InterruptKind,
     OnExpiry,
     RunState,
@@ -170,7 +171,11 @@ class ResumeEvent(Stored):
 
 
 class CancelEvent(Stored):
-    """A cancel was accepted; its place in the log shows which effects came before it."""
+    """A cancel was accepted; its place in the log shows which effects came before it.
+
+    `compensate` asks that what the run's tools did is undone where they can, `discard_artifacts`
+    that its artifacts are no longer kept. What an earlier cancel asked for stays asked for.
+    """
 
     type: Literal["cancel"] = "cancel"
     action: CancelAction
@@ -178,6 +183,15 @@ class CancelEvent(Stored):
     by: str
     source: str = "api"
     reason: str | None = None
+    compensate: bool = False
+    discard_artifacts: bool = False
+
+    @property
+    def options(self) -> CancelOption:
+        """Return what is asked for besides the action."""
+        compensate = CancelOption.COMPENSATE if self.compensate else CancelOption.NONE
+        discard = CancelOption.DISCARD_ARTIFACTS if self.discard_artifacts else CancelOption.NONE
+        return compensate | discard
 
 
 class AttemptEvent(Stored):
@@ -271,13 +285,28 @@ class TimeoutEvent(Stored):
     interrupt_id: str | None = None
 
 
+CompensationStatus = Literal["started", "succeeded", "failed", "unknown"]
+"""Where a try to undo a call stands; the last three are ends."""
+
+
 class CompensationEvent(Stored):
-    """The effect of a call was undone, or that was tried."""
+    """The effect of a call is being undone (`started`, durable before anything runs), or what came
+    of it.
+
+    `key` is the idempotency key of the compensation, the same for every try, `number` which try
+    it is. `again`: it is tried once more. `run_id` is set when the call is that of a run below.
+    """
 
     type: Literal["compensation"] = "compensation"
     tool_call_id: str
-    status: str
+    status: CompensationStatus
     detail: StoredValue = None
+    key: str = ""
+    number: int = 1
+    run_id: str | None = None
+    external_ref: str | None = None
+    error: Failure | None = None
+    again: bool = False
 
 
 class GuardrailEvent(Stored):

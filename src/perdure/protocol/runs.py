@@ -25,6 +25,7 @@ from perdure.protocol.policies import (
 from perdure.protocol.states import (
     TERMINAL,
     CancelAction,
+    CancelOption,
     InterruptKind,
     NextAction,
     ParkedOn,
@@ -153,6 +154,9 @@ class RunOptions(Model):
         description="when the thread has an active run: wait behind it, be refused, or cancel it "
         "with this action and wait behind the runs that wait already",
     )
+    cancel_policy: CancelAction = Field(
+        default=CancelAction.INTERRUPT, description="the action of a cancel that names none"
+    )
     agent_version: str | None = Field(default=None, min_length=1, max_length=50)
     loop_limit: int = Field(
         default=5, ge=1, le=1000, description="same tool and arguments, in a row or not"
@@ -250,6 +254,7 @@ class RunHot:
     lease_expires_at: datetime | None = None
     cancel_epoch: int = 0
     cancel_action: CancelAction | None = None
+    cancel_options: CancelOption = CancelOption.NONE
     parked_on: ParkedOn | None = None
     waiting_kind: InterruptKind | None = None
     waiting_since: datetime | None = None

@@ -29,7 +29,6 @@ class Stability(StrEnum):
 
 PROVISIONAL_TYPES = frozenset(
     {
-        "compensation",
         "gap",
         "guardrail",
         "message",

@@ -5,7 +5,7 @@ others. Stores refuse an illegal pair by themselves; the engine asks `next_state
 commits. The diagram in the documentation is generated from these tables.
 """
 
-from enum import StrEnum
+from enum import IntFlag, StrEnum
 
 
 class RunState(StrEnum):
@@ -205,6 +205,14 @@ class CancelAction(StrEnum):
 
     INTERRUPT = "interrupt"
     ROLLBACK = "rollback"
+
+
+class CancelOption(IntFlag):
+    """What a cancel asks for besides its action; a later cancel may add, and takes nothing back."""
+
+    NONE = 0
+    COMPENSATE = 1
+    DISCARD_ARTIFACTS = 2
 
 
 class ParkedOn(StrEnum):

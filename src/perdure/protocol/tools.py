@@ -15,6 +15,10 @@ CALLBACK_S_MAX = 366 * 86_400.0
 """The longest time a callback is waited for."""
 
 
+_DIGESTED_WHEN_SET = ("agent", "has_compensate", "compensate_idempotent")
+"""Later parts of a declaration: without them its digest is what it always was."""
+
+
 class ToolSpec(Model):
     """A tool's declaration. `definition_digest` binds approvals to exactly this text."""
 
@@ -35,6 +39,12 @@ class ToolSpec(Model):
     permission: str | None = Field(default=None, max_length=200)
     risk: Literal["low", "medium", "high"] = "low"
     has_lookup: bool = False
+    has_compensate: bool = Field(
+        default=False, description="a cancel that asks for it can have a call undone"
+    )
+    compensate_idempotent: bool = Field(
+        default=False, description="undoing it again with the same key has no second effect"
+    )
     compensation: str | None = Field(
         default=None, max_length=2000, description="how it is undone, or that it cannot be"
     )
@@ -54,7 +64,8 @@ class ToolSpec(Model):
         if self.side_effect is SideEffect.READ:
             return False
         repeats = self.idempotent is not None or self.has_lookup
-        return not (repeats and self.timeout_s is not None and self.compensation is not None)
+        undone = self.compensation is not None or self.has_compensate
+        return not (repeats and self.timeout_s is not None and undone)
 
     @property
     def repeatable(self) -> bool:
@@ -66,7 +77,7 @@ class ToolSpec(Model):
     @property
     def definition_digest(self) -> str:
         """Return the SHA-256 of the whole declaration."""
-        absent = {"agent"} if self.agent is None else None
+        absent = {name for name in _DIGESTED_WHEN_SET if not getattr(self, name)}
         return digest(self.model_dump(mode="json", exclude=absent))
 
 

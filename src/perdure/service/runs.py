@@ -30,6 +30,7 @@ from perdure.protocol.runs import (
 from perdure.protocol.states import (
     TERMINAL,
     CancelAction,
+    CancelOption,
     InterruptStatus,
     NextAction,
     RunState,
@@ -221,17 +222,25 @@ async def cancel_run(
     principal: Principal,
     run_id: str,
     *,
-    action: CancelAction,
-    reason: str | None,
+    action: CancelAction | None = None,
+    reason: str | None = None,
+    compensate: bool = False,
     source: str = "api",
 ) -> Run:
     """Accept a cancel, durably, and return the run with its new epoch; idempotent.
 
-    After `rollback` planners of later runs do not see the run's messages, and nothing goes on from
-    it. Raises NotFound.
+    Without an action the run's own `cancel_policy` says which. After `rollback` planners of later
+    runs do not see the run's messages, and nothing goes on from it. With `compensate` what its
+    tools did is undone, where they can, before the run ends. Raises NotFound.
     """
     row = await own_run(service, principal, run_id)
-    wish = CancelWish(action=action, by=principal.name, source=source, reason=reason)
+    wish = CancelWish(
+        action=action or row.facts.options.cancel_policy,
+        by=principal.name,
+        source=source,
+        reason=reason,
+        options=CancelOption.COMPENSATE if compensate else CancelOption.NONE,
+    )
     row = await engine_cancel(service.core, principal.tenant_id, row.facts.run_id, wish)
     return await view_of(service, row)
 

@@ -39,6 +39,7 @@ def _view(rows: list[RegisteredTool]) -> ToolView | None:
         side_effect=spec.side_effect,
         idempotent=spec.idempotent,
         has_lookup=spec.has_lookup,
+        has_compensate=spec.has_compensate,
         risk=spec.risk,
         permission=spec.permission,
         timeout_s=spec.timeout_s,

@@ -9,7 +9,7 @@ from perdure.protocol.base import Model
 from perdure.protocol.errors import Conflict, Invalid
 from perdure.protocol.records import InterruptRow
 from perdure.protocol.runs import RunRow
-from perdure.protocol.states import CancelAction, InterruptStatus, RunState
+from perdure.protocol.states import CancelOption, InterruptStatus, RunState
 from perdure.service.base import Service, check_storable
 from perdure.service.principal import Principal
 from perdure.store.commits import CancelWish
@@ -63,6 +63,9 @@ class CancelManyRequest(Model):
     tag: str | None = Field(default=None, max_length=200, description="one of the run's tags")
     all: bool = Field(default=False, description="every unfinished run, when nothing else is given")
     reason: str | None = Field(default=None, max_length=5000, description="why, for people")
+    compensate: bool = Field(
+        default=False, description="undo what their tools did, where they can, before they end"
+    )
     limit: int = Field(
         default=100, ge=1, le=CANCELLED_AT_ONCE_MAX, description="runs in this request at most"
     )
@@ -108,9 +111,7 @@ async def cancel_many(
         thread_id=request.thread_id,
         unfinished=True,
     )
-    wish = CancelWish(
-        action=CancelAction.INTERRUPT, by=principal.name, source=source, reason=request.reason
-    )
+    options = CancelOption.COMPENSATE if request.compensate else CancelOption.NONE
     batch = _Batch(request)
     after: str | None = None
     while True:
@@ -120,6 +121,13 @@ async def cancel_many(
                 continue
             if batch.is_full:
                 return CancelledMany(run_ids=batch.run_ids, more=True)
+            wish = CancelWish(
+                action=row.facts.options.cancel_policy,
+                by=principal.name,
+                source=source,
+                reason=request.reason,
+                options=options,
+            )
             await _cancel(service, principal, row, wish)
             batch.run_ids.append(row.facts.run_id)
         if len(page) < _PAGE:

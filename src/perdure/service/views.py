@@ -279,6 +279,7 @@ class ToolView(Stored):
     side_effect: SideEffect
     idempotent: bool | None
     has_lookup: bool
+    has_compensate: bool
     risk: str
     permission: str | None
     timeout_s: float | None

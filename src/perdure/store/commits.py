@@ -26,6 +26,7 @@ from perdure.protocol.states import (
     ArtifactStatus,
     AttemptEnd,
     CancelAction,
+    CancelOption,
     InterruptKind,
     InterruptStatus,
     OnExpiry,
@@ -411,6 +412,7 @@ class CancelWish:
     by: str
     source: str
     reason: str | None = None
+    options: CancelOption = CancelOption.NONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

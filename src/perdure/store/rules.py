@@ -31,6 +31,7 @@ from perdure.protocol.states import (
     TERMINAL,
     AttemptEnd,
     CancelAction,
+    CancelOption,
     IllegalTransition,
     ParkedOn,
     RunState,
@@ -430,8 +431,11 @@ _STRENGTH = {None: 0, CancelAction.INTERRUPT: 1, CancelAction.ROLLBACK: 2}
 
 
 def accepts_cancel(hot: RunHot, wish: CancelWish) -> bool:
-    """Tell whether a cancel changes anything: the run goes on and none as strong was accepted."""
-    return hot.state not in TERMINAL and _STRENGTH[wish.action] > _STRENGTH[hot.cancel_action]
+    """Tell whether a cancel changes anything: the run goes on, and the cancel is stronger than one
+    that was accepted, or asks for more.
+    """
+    stronger = _STRENGTH[wish.action] > _STRENGTH[hot.cancel_action]
+    return hot.state not in TERMINAL and (stronger or bool(wish.options & ~hot.cancel_options))
 
 
 def cancel(hot: RunHot, wish: CancelWish, now: datetime) -> RunHot:
@@ -440,11 +444,13 @@ def cancel(hot: RunHot, wish: CancelWish, now: datetime) -> RunHot:
     Nobody holds the run: it is parked for its closing, in the state it was in.
     """
     held = hot.lease_owner is not None
+    weaker = _STRENGTH[wish.action] < _STRENGTH[hot.cancel_action]
     return replace(
         hot,
         last_seq=hot.last_seq + 1,
         cancel_epoch=hot.cancel_epoch + 1,
-        cancel_action=wish.action,
+        cancel_action=hot.cancel_action if weaker else wish.action,
+        cancel_options=hot.cancel_options | wish.options,
         parked_on=hot.parked_on if held else ParkedOn.CLOSING,
         wake_at=hot.wake_at if held else None,
         updated_at=event_time(now, hot),
@@ -459,11 +465,13 @@ def cascaded(wish: CancelWish) -> CancelWish:
 def cancel_event(hot: RunHot, wish: CancelWish) -> CancelEvent:
     """Return the event of an accepted cancel; `hot` is the row after it."""
     return CancelEvent(
-        action=wish.action,
+        action=hot.cancel_action or wish.action,
         epoch=hot.cancel_epoch,
         by=wish.by,
         source=wish.source,
         reason=wish.reason,
+        compensate=CancelOption.COMPENSATE in hot.cancel_options,
+        discard_artifacts=CancelOption.DISCARD_ARTIFACTS in hot.cancel_options,
     )
 
 

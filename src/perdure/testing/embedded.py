@@ -42,7 +42,7 @@ from perdure.protocol.ids import make_id
 from perdure.protocol.policies import RetryPolicy
 from perdure.protocol.records import InterruptRow
 from perdure.protocol.runs import Caller, RunContext, RunOptions, RunRow
-from perdure.protocol.states import Answer, CancelAction, InterruptStatus, RunState
+from perdure.protocol.states import Answer, CancelAction, CancelOption, InterruptStatus, RunState
 from perdure.signals.local import LocalSignals
 from perdure.signals.ports import Signals
 from perdure.store.commits import CancelWish
@@ -238,10 +238,15 @@ class Embedded:
         return await answer_interrupt(self.core, self.tenant_id, interrupt_id, reply)
 
     async def cancel(
-        self, run_id: str, action: CancelAction = CancelAction.INTERRUPT, *, by: str = "ada"
+        self,
+        run_id: str,
+        action: CancelAction = CancelAction.INTERRUPT,
+        *,
+        by: str = "ada",
+        options: CancelOption = CancelOption.NONE,
     ) -> RunRow:
         """Cancel a run."""
-        wish = CancelWish(action=action, by=by, source="api", reason="enough")
+        wish = CancelWish(action=action, by=by, source="api", reason="enough", options=options)
         return await cancel_run(self.core, self.tenant_id, run_id, wish, tools=self.tools)
 
     # -- what a caller sees

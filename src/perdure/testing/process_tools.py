@@ -16,7 +16,7 @@ from typing import Any, cast
 from pydantic import JsonValue
 
 from perdure.testing.tools import WRITE, append_line
-from perdure.tools import FunctionTool, ToolContext, tool
+from perdure.tools import FunctionTool, Performed, ToolContext, tool
 
 
 @tool(isolation="process")
@@ -44,6 +44,20 @@ def process_pay(journal: str, amount: int, then: str, context: ToolContext) -> J
     append_line(Path(journal), context.effect_key, amount)
     _then(then)
     return {"paid": amount}
+
+
+def process_refund(performed: Performed, context: ToolContext) -> JsonValue:
+    """Pay back, in a process too."""
+    args = cast("dict[str, Any]", performed.args)
+    append_line(Path(args["journal"]), context.effect_key, -args["amount"])
+    return {"refunded": performed.output, "pid": os.getpid()}
+
+
+@tool(isolation="process", idempotent=False, compensate=process_refund, **WRITE)
+def process_pay_refundable(journal: str, amount: int, context: ToolContext) -> int:
+    """Pay what can be paid back."""
+    append_line(Path(journal), context.effect_key, amount)
+    return amount
 
 
 @tool(isolation="process")
@@ -85,6 +99,7 @@ PROCESS_TOOLS: list[FunctionTool[..., Any]] = cast(
         process_echo,
         process_echo_async,
         process_pay,
+        process_pay_refundable,
         process_read,
         process_spawn,
         process_flood,

@@ -24,6 +24,7 @@ from perdure.protocol.states import SideEffect
 from perdure.protocol.tools import ToolSpec
 from perdure.tools import (
     FunctionTool,
+    Performed,
     Returned,
     ToolContext,
     ToolError,
@@ -102,6 +103,7 @@ class ToolZoo:
             [
                 *_good(self),
                 *_paying(self),
+                *_refunding(self),
                 *_stuck(self),
                 *_raising(self),
                 *_odd_results(),
@@ -259,6 +261,25 @@ def _paying(zoo: ToolZoo) -> list[AnyTool]:
         return {"paid": amount}
 
     return cast("list[AnyTool]", [pay, pay_idempotent, pay_with_lookup, pay_then_hang, pay_late])
+
+
+def _refunding(zoo: ToolZoo) -> list[AnyTool]:
+    def refund(performed: Performed, context: ToolContext) -> JsonValue:
+        """Pay back; a tool that is closed the first time."""
+        if zoo.begin("refund") == 1:
+            raise ToolUnavailable("closed")
+        args = cast("dict[str, int]", performed.args)
+        append_line(zoo.journal, context.effect_key, -args["amount"])
+        return {"refunded": args["amount"]}
+
+    @tool(idempotent=False, compensate=refund, **WRITE)
+    def pay_refundable(amount: int, context: ToolContext) -> JsonValue:
+        """Pay; it can be paid back."""
+        zoo.begin("pay_refundable")
+        append_line(zoo.journal, context.effect_key, amount)
+        return {"paid": amount}
+
+    return [cast("AnyTool", pay_refundable)]
 
 
 def _later(zoo: ToolZoo) -> list[AnyTool]:

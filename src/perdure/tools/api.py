@@ -239,11 +239,25 @@ class ToolContext:
             raise RuntimeError("the execution has ended")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Performed:
+    """What a call did, as its `compensate` gets it. `effect_key` is the key that the call had."""
+
+    args: JsonValue
+    output: JsonValue
+    external_ref: str | None
+    effect_key: str
+    status: Literal["succeeded", "partial"]
+    done: str | None = None
+    not_done: str | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Operation:
     """A piece of user code. `run` returns a value, or an awaitable when `is_async`.
 
-    A lookup returns what a tool returns; None means that it cannot say.
+    A lookup returns what a tool returns; None means that it cannot say. A compensation is run with
+    the fields of a `Performed` in the place of arguments.
     """
 
     run: Callable[[ToolContext, JsonValue], object]
@@ -269,6 +283,11 @@ class Tool(Protocol):
         ...
 
     @property
+    def compensate(self) -> Operation | None:
+        """Return what undoes a call that has succeeded, in part or whole."""
+        ...
+
+    @property
     def isolation(self) -> Isolation:
         """Return where it runs when it is not trusted."""
         ...
@@ -286,5 +305,6 @@ class ForeignTool:
     spec: ToolSpec
     call: Operation
     lookup: Operation | None = None
+    compensate: Operation | None = None
     isolation: Isolation = "thread"
     import_path: str = ""

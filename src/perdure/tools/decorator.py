@@ -11,7 +11,7 @@ from perdure.protocol.failures import FailureCode
 from perdure.protocol.policies import RetryPolicy
 from perdure.protocol.states import SideEffect
 from perdure.protocol.tools import ToolSpec
-from perdure.tools.api import Isolation, Operation, Returned, ToolContext, failed
+from perdure.tools.api import Isolation, Operation, Performed, Returned, ToolContext, failed
 from perdure.tools.docstrings import describe
 from perdure.tools.signatures import (
     Inputs,
@@ -41,11 +41,13 @@ class FunctionTool(Generic[P, R]):
         inputs: Inputs,
         output: TypeAdapter[Any] | None,
         lookup: Operation | None,
+        compensate: Operation | None,
         isolation: Isolation,
     ) -> None:
         self.function = function
         self.spec = spec
         self.lookup = lookup
+        self.compensate = compensate
         self.isolation: Isolation = isolation
         self.call = _operation(function, inputs, output)
         self.import_path = f"{function.__module__}:{function.__qualname__}"
@@ -82,6 +84,8 @@ def tool(
     unknown_outcome: Literal["ask", "tell_planner"] = "ask",
     isolation: Isolation = "thread",
     lookup: Callable[..., object] | None = None,
+    compensate: Callable[..., object] | None = None,
+    compensate_idempotent: bool = False,
     input_schema: dict[str, JsonValue] | None = None,
     output_schema: dict[str, JsonValue] | None = None,
 ) -> Callable[[Callable[P, R]], FunctionTool[P, R]]: ...
@@ -93,18 +97,21 @@ def tool(
     *,
     isolation: Isolation = "thread",
     lookup: Callable[..., object] | None = None,
+    compensate: Callable[..., object] | None = None,
     **declared: Any,
 ) -> Any:
     """Make a tool of a function, with or without arguments to the decorator.
 
     Name and description come from the function unless given; `lookup(effect_key)` tells what
     became of an earlier execution (it may also take a ToolContext) and returns what a tool
-    returns, `not_happened()`, or None when it cannot say. Raises TypeError for a function whose
+    returns, `not_happened()`, or None when it cannot say. `compensate(performed)` undoes a call when
+    a cancel asks for it (it may also take a ToolContext, whose `effect_key` is its own); with
+    `compensate_idempotent` it may be run again after a crash. Raises TypeError for a function whose
     parameters JSON cannot give, ValueError for a declaration that contradicts itself.
     """
 
     def decorate(function: Callable[..., object]) -> FunctionTool[..., object]:
-        return _make(function, isolation, lookup, declared)
+        return _make(function, isolation, lookup, compensate, declared)
 
     return decorate if function is None else decorate(function)
 
@@ -113,6 +120,7 @@ def _make(
     function: Callable[..., object],
     isolation: Isolation,
     lookup: Callable[..., object] | None,
+    compensate: Callable[..., object] | None,
     declared: dict[str, Any],
 ) -> FunctionTool[..., object]:
     hints = hints_of(function)
@@ -126,7 +134,11 @@ def _make(
     given.setdefault("retry", ONCE)
     if output is not None:
         given.setdefault("output_schema", output_schema_of(output))
-    spec = ToolSpec(**given, has_lookup=lookup is not None)
+    spec = ToolSpec(**given, has_lookup=lookup is not None, has_compensate=compensate is not None)
+    if spec.has_compensate and spec.side_effect is SideEffect.READ:
+        raise ValueError(f"{spec.name}: a tool that only reads leaves nothing to compensate")
+    if spec.compensate_idempotent and not spec.has_compensate:
+        raise ValueError(f"{spec.name}: compensate_idempotent says nothing without compensate")
     if isolation == "process":
         _check_importable(function, spec)
     return FunctionTool(
@@ -135,6 +147,7 @@ def _make(
         inputs=inputs,
         output=output,
         lookup=None if lookup is None else _lookup_operation(lookup),
+        compensate=None if compensate is None else _compensate_operation(compensate),
         isolation=isolation,
     )
 
@@ -196,3 +209,13 @@ def _lookup_operation(lookup: Callable[..., object]) -> Operation:
         return lookup(context.effect_key, **extra)
 
     return Operation(run, is_async=inspect.iscoroutinefunction(lookup))
+
+
+def _compensate_operation(compensate: Callable[..., object]) -> Operation:
+    context_name = context_parameter(compensate, hints_of(compensate))
+
+    def run(context: ToolContext, args: JsonValue) -> object:
+        extra = {} if context_name is None else {context_name: context}
+        return compensate(Performed(**cast("dict[str, Any]", args)), **extra)
+
+    return Operation(run, is_async=inspect.iscoroutinefunction(compensate))

@@ -26,7 +26,7 @@ class CallFrame(Stored):
     """A call as it travels to a worker process."""
 
     import_path: str
-    is_lookup: bool
+    kind: Literal["call", "lookup", "compensate"]
     definition_digest: str
     output_bytes_max: int
     args: JsonValue
@@ -105,12 +105,16 @@ def ended_frame(outcome: ToolOutcome | None) -> AnswerFrame:
 
 
 def call_frame(
-    invocation: ToolInvocation, import_path: str, output_bytes_max: int, *, is_lookup: bool
+    invocation: ToolInvocation,
+    import_path: str,
+    output_bytes_max: int,
+    *,
+    kind: Literal["call", "lookup", "compensate"],
 ) -> CallFrame:
     """Return the frame of an invocation."""
     return CallFrame(
         import_path=import_path,
-        is_lookup=is_lookup,
+        kind=kind,
         definition_digest=invocation.spec.definition_digest,
         output_bytes_max=output_bytes_max,
         args=invocation.args,

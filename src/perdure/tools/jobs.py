@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Awaitable
 from dataclasses import dataclass
-from typing import cast
+from typing import Literal, cast
 
 from pydantic import JsonValue
 
@@ -12,6 +12,9 @@ from perdure.protocol.tools import ToolSpec
 from perdure.tools.api import Operation, ToolContext
 from perdure.tools.caught import Caught
 from perdure.tools.results import Checks, Stop, conclude, conclude_error
+
+JobKind = Literal["call", "lookup", "compensate"]
+"""Which of a tool's operations is run."""
 
 
 @dataclass(slots=True)
@@ -27,8 +30,13 @@ class Job:
     context: ToolContext
     args: JsonValue
     checks: Checks
-    is_lookup: bool = False
+    kind: JobKind = "call"
     stop: Stop | None = None
+
+    @property
+    def is_lookup(self) -> bool:
+        """Tell whether the code only says what became of an earlier execution."""
+        return self.kind == "lookup"
 
     def run(self) -> ToolOutcome | None:
         """Run sync code to its outcome."""
@@ -68,16 +76,23 @@ class Job:
 
 
 def job_for(
-    invocation: ToolInvocation, operation: Operation, checks: Checks, *, is_lookup: bool = False
+    invocation: ToolInvocation, operation: Operation, checks: Checks, *, kind: JobKind = "call"
 ) -> Job:
-    """Return the work of an invocation."""
+    """Return the work of an invocation. What undoes a call answers to no schema of the tool, and is
+    repeatable by a word of its own.
+    """
+    spec = invocation.spec
+    if kind == "compensate":
+        spec = spec.model_copy(
+            update={"output_schema": None, "idempotent": spec.compensate_idempotent}
+        )
     return Job(
-        invocation.spec,
+        spec,
         operation,
         ToolContext(invocation),
         invocation.args,
         checks,
-        is_lookup,
+        kind,
     )
 
 

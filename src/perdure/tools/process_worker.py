@@ -61,8 +61,8 @@ def _answer(frame: CallFrame, checks: Checks, write_fd: int) -> AnswerFrame:
     except _Refused as error:
         return AnswerFrame(kind="refused", reason=str(error))
     checks.output_bytes_max = frame.output_bytes_max
-    operation = tool.lookup if frame.is_lookup else tool.call
-    job = job_for(frame.invocation(tool.spec), operation, checks, is_lookup=frame.is_lookup)
+    operation = getattr(tool, frame.kind)
+    job = job_for(frame.invocation(tool.spec), operation, checks, kind=frame.kind)
     _write(write_fd, AnswerFrame(kind="started"))
     outcome: ToolOutcome | None = None
     with Caught() as caught:  # an exit in a task of the tool's own, too
@@ -105,8 +105,8 @@ def _find(frame: CallFrame) -> Any:
         raise _Refused(f"{frame.import_path} is not a tool")
     if found.spec.definition_digest != frame.definition_digest:
         raise _Refused(f"{frame.import_path} has another definition in the worker process")
-    if frame.is_lookup and found.lookup is None:
-        raise _Refused(f"{frame.import_path} has no lookup")
+    if not isinstance(getattr(found, frame.kind, None), Operation):
+        raise _Refused(f"{frame.import_path} has no {frame.kind}")
     return found
 
 

@@ -22,7 +22,7 @@ from perdure.tools.api import Operation, Tool
 from perdure.tools.bridge import Call
 from perdure.tools.caught import Caught
 from perdure.tools.frames import call_frame
-from perdure.tools.jobs import Job, copied, job_for
+from perdure.tools.jobs import Job, JobKind, copied, job_for
 from perdure.tools.limits import Rates, Slots
 from perdure.tools.process import ProcessCall, ProcessEnd, ProcessPool
 from perdure.tools.registry import ToolRegistry
@@ -134,7 +134,7 @@ class LocalToolRunner:
         if invocation.body is not None:
             body = invocation.body
             operation = Operation(run=lambda _context, _args: body.run(), is_async=body.is_async)
-        outcome = await self._run(tool, operation, invocation, is_lookup=False)
+        outcome = await self._run(tool, operation, invocation, "call")
         # only a lookup has none; should one be missing all the same, nothing is known of the effect
         return outcome or _outcome(unknown("the execution ended without a word"))
 
@@ -143,15 +143,24 @@ class LocalToolRunner:
         tool = self.registry.get(invocation.spec.name, invocation.spec.version)
         if tool is None or tool.lookup is None:
             return None
-        return await self._run(tool, tool.lookup, invocation, is_lookup=True)
+        return await self._run(tool, tool.lookup, invocation, "lookup")
+
+    async def compensate(self, invocation: ToolInvocation) -> ToolOutcome:
+        """Have a tool undo a call; see the port."""
+        spec = invocation.spec
+        tool = self.registry.get(spec.name, spec.version)
+        if tool is None or tool.compensate is None:
+            return ToolOutcome(result=not_found(spec.name, spec.version))
+        outcome = await self._run(tool, tool.compensate, invocation, "compensate")
+        return outcome or _outcome(unknown("the compensation ended without a word"))
 
     # ---------------------------------------------------------------- where it runs
 
     async def _run(
-        self, tool: Tool, operation: Operation, invocation: ToolInvocation, *, is_lookup: bool
+        self, tool: Tool, operation: Operation, invocation: ToolInvocation, kind: JobKind
     ) -> ToolOutcome | None:
         execution = _Execution(
-            self, job_for(invocation, operation, self._checks, is_lookup=is_lookup), invocation
+            self, job_for(invocation, operation, self._checks, kind=kind), invocation
         )
         if tool.spec.trusted or self._inline:
             return await execution.run_inline()
@@ -175,7 +184,7 @@ class LocalToolRunner:
                 execution.invocation,
                 tool.import_path,
                 self._checks.output_bytes_max,
-                is_lookup=execution.job.is_lookup,
+                kind=execution.job.kind,
             )
             return await execution.run_in_process(ProcessCall(self._processes, frame))
         finally:

@@ -27,10 +27,16 @@ router = APIRouter(prefix="/v1", route_class=StrictRoute, tags=["runs"])
 class CancelRequest(Model):
     """How to cancel a run."""
 
-    action: CancelAction = Field(
-        default=CancelAction.INTERRUPT,
+    action: CancelAction | None = Field(
+        default=None,
         description="`interrupt` stops and keeps the history; after `rollback` the thread is as "
-        "before the run: later runs do not see its messages, nothing goes on from its state",
+        "before the run: later runs do not see its messages, nothing goes on from its state; "
+        "left out: what the run's `cancel_policy` says",
+    )
+    compensate: bool = Field(
+        default=False,
+        description="before the run ends, what its tools did is undone where they can, the last "
+        "call first; the runs below it do the same. The terminal event tells what remains",
     )
     reason: str | None = Field(default=None, max_length=5000, description="why, for people")
 
@@ -132,7 +138,12 @@ async def cancel_run(
     del idempotency_key
     wish = body or CancelRequest()
     run = await runs.cancel_run(
-        call.service, call.principal, run_id, action=wish.action, reason=wish.reason
+        call.service,
+        call.principal,
+        run_id,
+        action=wish.action,
+        reason=wish.reason,
+        compensate=wish.compensate,
     )
     run = await ended_or_not(call, run, wait)
     return one(run, 200 if run.state in TERMINAL else 202)

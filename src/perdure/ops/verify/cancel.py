@@ -3,7 +3,7 @@
 from perdure.ops.verify.checks import Found, rule
 from perdure.ops.verify.record import RunRecord
 from perdure.protocol.events import CancelEvent, ChildEvent, StateEvent
-from perdure.protocol.states import RunState
+from perdure.protocol.states import CancelOption, RunState
 
 _NEW_WORK = frozenset({"action", "model", "artifact", "interrupt", "approval_request"})
 
@@ -45,8 +45,8 @@ def no_new_work(record: RunRecord) -> Found:
 
 @rule(
     "I11",
-    "The row's cancel epoch and action are those of the last `cancel` event (0 without one), and "
-    "each event raises the epoch by one.",
+    "The row's cancel epoch, action and options are those of the last `cancel` event (0 without "
+    "one), and each event raises the epoch by one.",
 )
 def epoch_of_the_row(record: RunRecord) -> Found:
     cancels = record.of(CancelEvent)
@@ -58,6 +58,9 @@ def epoch_of_the_row(record: RunRecord) -> Found:
     action = cancels[-1][1].action if cancels else None
     if record.hot.cancel_action is not action:
         yield "run", f"its action is {record.hot.cancel_action}, the last cancel's {action}"
+    options = cancels[-1][1].options if cancels else CancelOption.NONE
+    if record.hot.cancel_options != options:
+        yield "run", f"its options are {record.hot.cancel_options}, the last cancel's {options}"
 
 
 RULES = (no_older_epoch, no_new_work, epoch_of_the_row)

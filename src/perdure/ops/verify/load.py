@@ -20,6 +20,7 @@ from perdure.protocol.events import (
     ApprovalRequestEvent,
     ArtifactEvent,
     ChildEvent,
+    CompensationEvent,
     InterruptEvent,
     LateEvent,
     ModelEvent,
@@ -284,7 +285,7 @@ def _named(line: LogLine) -> list[tuple[str, str]]:
     match line.data:
         case ActionEvent(tool_call_id=call) | ResultEvent(tool_call_id=call):
             return [("tool call", call)]
-        case LateEvent(tool_call_id=call):
+        case LateEvent(tool_call_id=call) | CompensationEvent(tool_call_id=call, run_id=None):
             return [("tool call", call)]
         case ApprovalRequestEvent(approval_id=question, tool_call_id=call):
             return [("interrupt", question), ("tool call", call)]

@@ -38,6 +38,7 @@ async def save_moves(connection: Connection, moved: Sequence[Moved]) -> None:
             hot.lease_expires_at,
             hot.cancel_epoch,
             hot.cancel_action,
+            int(hot.cancel_options),
             hot.parked_on,
             hot.wake_at,
             hot.updated_at,

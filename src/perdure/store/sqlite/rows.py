@@ -36,6 +36,7 @@ from perdure.protocol.states import (
     ArtifactStatus,
     AttemptEnd,
     CancelAction,
+    CancelOption,
     InterruptKind,
     InterruptStatus,
     OnExpiry,
@@ -55,7 +56,7 @@ _T = TypeVar("_T")
 _U = TypeVar("_U")
 
 FACTS_WIDTH: Final = 19
-HOT_WIDTH: Final = 34
+HOT_WIDTH: Final = 35
 FINGERPRINT: Final = FACTS_WIDTH + HOT_WIDTH
 INPUT_POSITION: Final = FINGERPRINT + 1
 MAX_ATTEMPTS: Final = FINGERPRINT + 2
@@ -137,6 +138,7 @@ def pack_hot(kept: Kept) -> tuple[Any, ...]:
         to_micros(hot.updated_at),
         maybe(pack_id, hot.last_commit_id),
         maybe(micros_left, kept.deadline_left),
+        int(hot.cancel_options),
     )
 
 
@@ -154,6 +156,7 @@ def read_hot(row: Row) -> RunHot:
         lease_expires_at=maybe(from_micros, row[8]),
         cancel_epoch=row[9],
         cancel_action=maybe(CancelAction, row[10]),
+        cancel_options=CancelOption(row[34]),
         parked_on=maybe(ParkedOn, row[11]),
         waiting_kind=maybe(InterruptKind, row[12]),
         waiting_since=maybe(from_micros, row[13]),

@@ -7,7 +7,7 @@ import pytest
 from perdure.protocol import ids
 from perdure.protocol.errors import NotFound
 from perdure.protocol.events import CancelEvent, LateEvent
-from perdure.protocol.states import CancelAction, ParkedOn, RunState, ToolCallStatus
+from perdure.protocol.states import CancelAction, CancelOption, ParkedOn, RunState, ToolCallStatus
 from perdure.store.commits import (
     Behind,
     CancelRequested,
@@ -143,6 +143,32 @@ class CancelContract(Contract):
         assert hot is not None
         assert (hot.cancel_epoch, hot.cancel_action) == (2, ROLLBACK)
         assert await types_of(reader, run_id) == ["state", "attempt", "cancel", "cancel"]
+
+    async def test_a_later_cancel_may_ask_for_more_and_takes_nothing_back(
+        self, store: Store, reader: Reader
+    ) -> None:
+        """R-9.1, R-9.4: the stronger action stays, the options add up, children get them too."""
+        held = await claimed(store)
+        run_id = held.row.facts.run_id
+        await store.request_cancel(run_id, cancel_wish(ROLLBACK))
+        compensate = replace(cancel_wish(), options=CancelOption.COMPENSATE)
+        asked = await store.request_cancel(run_id, compensate)
+        assert asked is not None
+        assert (asked.cancel_epoch, asked.cancel_action) == (2, ROLLBACK)
+        assert asked.cancel_options is CancelOption.COMPENSATE
+        assert (await look(reader, run_id)).hot.cancel_options is CancelOption.COMPENSATE
+        again = await store.request_cancel(run_id, compensate)
+        assert again == asked
+        discard = replace(cancel_wish(), options=CancelOption.DISCARD_ARTIFACTS)
+        both = await store.request_cancel(run_id, discard)
+        assert both is not None
+        assert both.cancel_options == CancelOption.COMPENSATE | CancelOption.DISCARD_ARTIFACTS
+        told = [event.data for event in await history(reader, run_id)]
+        assert [
+            (data.action, data.compensate, data.discard_artifacts)
+            for data in told
+            if isinstance(data, CancelEvent)
+        ] == [(ROLLBACK, False, False), (ROLLBACK, True, False), (ROLLBACK, True, True)]
 
     async def test_an_ended_run_is_not_cancelled(self, store: Store, reader: Reader) -> None:
         new = new_run()

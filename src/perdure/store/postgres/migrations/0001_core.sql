@@ -88,6 +88,7 @@ CREATE TABLE run_state (
     parked_on text,
     waiting_kind text,
     cancel_action text,
+    cancel_options smallint NOT NULL DEFAULT 0,
     code text,
     counters bytea NOT NULL DEFAULT '{}',
     CHECK (state NOT IN ('succeeded', 'failed') OR lease_owner IS NULL),
@@ -109,7 +110,8 @@ SELECT r.run_id, r.tenant_id, r.agent_id, r.agent_version, r.thread_id, r.root_r
        r.created_at, r.required_runtime, r.schema_version, r.fingerprint, r.input_position,
        r.max_attempts,
        s.state, s.step_index, s.last_seq, s.retained_from_seq, s.attempt, s.faults, s.lease_owner,
-       s.lease_token, s.lease_expires_at, s.cancel_epoch, s.cancel_action, s.parked_on,
+       s.lease_token, s.lease_expires_at, s.cancel_epoch, s.cancel_action, s.cancel_options,
+       s.parked_on,
        s.waiting_kind, s.waiting_since, s.wake_at, s.deadline_at, s.deadline_left, s.code,
        s.open_calls, s.open_interrupts, s.open_children, s.counters, s.checkpoint_seq,
        s.terminal_seq, s.started_at, s.finished_at, s.updated_at, s.last_commit_id

@@ -72,7 +72,7 @@ SELECT r.*, a.end_reason, coalesce($2::timestamptz, now()) AS now
            n.created_at, n.required_runtime, n.schema_version, n.input_position,
            s.state, s.step_index, s.last_seq, s.retained_from_seq, s.attempt, s.faults,
            s.lease_owner, s.lease_token, s.lease_expires_at, s.cancel_epoch, s.cancel_action,
-           s.parked_on, s.waiting_kind, s.waiting_since, s.wake_at, s.deadline_at, s.deadline_left,
+           s.cancel_options, s.parked_on, s.waiting_kind, s.waiting_since, s.wake_at, s.deadline_at, s.deadline_left,
            s.code, s.open_calls, s.open_interrupts, s.open_children, s.counters, s.checkpoint_seq,
            s.terminal_seq, s.started_at, s.finished_at, s.updated_at, s.last_commit_id
       FROM runs AS n WHERE n.run_id = s.run_id
@@ -134,12 +134,13 @@ SELECT s.*, coalesce($1::timestamptz, now()) AS now,
 UPDATE run_state AS s
    SET last_seq = u.last_seq, faults = u.faults, lease_owner = u.lease_owner,
        lease_token = u.lease_token, lease_expires_at = u.lease_expires_at,
-       cancel_epoch = u.cancel_epoch, cancel_action = u.cancel_action, parked_on = u.parked_on,
-       wake_at = u.wake_at, updated_at = u.updated_at
+       cancel_epoch = u.cancel_epoch, cancel_action = u.cancel_action,
+       cancel_options = u.cancel_options, parked_on = u.parked_on, wake_at = u.wake_at,
+       updated_at = u.updated_at
   FROM unnest($1::uuid[], $2::int[], $3::int[], $4::text[], $5::int[], $6::timestamptz[], $7::int[],
-              $8::text[], $9::text[], $10::timestamptz[], $11::timestamptz[])
+              $8::text[], $9::smallint[], $10::text[], $11::timestamptz[], $12::timestamptz[])
        AS u(run_id, last_seq, faults, lease_owner, lease_token, lease_expires_at, cancel_epoch,
-            cancel_action, parked_on, wake_at, updated_at)
+            cancel_action, cancel_options, parked_on, wake_at, updated_at)
  WHERE s.run_id = u.run_id;
 
 -- name: insert_events

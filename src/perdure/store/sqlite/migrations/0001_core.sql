@@ -91,6 +91,7 @@ CREATE TABLE run_state (
     updated_at INTEGER NOT NULL,
     last_commit_id BLOB,
     deadline_left INTEGER,
+    cancel_options INTEGER NOT NULL DEFAULT 0,
     CHECK ((lease_owner IS NULL) = (lease_expires_at IS NULL)),
     CHECK (
         (state <> 'succeeded' AND state <> 'failed')
@@ -138,7 +139,7 @@ SELECT
     s.open_interrupts, s.open_children, s.model_calls, s.tool_calls, s.input_tokens,
     s.output_tokens, s.cost, s.waiting_ms, s.retries, s.checkpoint_seq, s.terminal_seq,
     s.started_at, s.finished_at, s.updated_at, s.last_commit_id, s.deadline_left,
-    r.fingerprint, r.input_position, r.max_attempts, r.depth, r.detached, r.active_agent_id,
+    s.cancel_options, r.fingerprint, r.input_position, r.max_attempts, r.depth, r.detached, r.active_agent_id,
     r.active_agent_version
 FROM runs AS r
 INNER JOIN run_state AS s ON s.run_id = r.run_id;

@@ -16,10 +16,11 @@ INSERT INTO run_state (
     lease_expires_at, cancel_epoch, cancel_action, parked_on, waiting_kind, waiting_since, wake_at,
     deadline_at, code, open_calls, open_interrupts, open_children, model_calls, tool_calls,
     input_tokens, output_tokens, cost, waiting_ms, retries, checkpoint_seq, terminal_seq,
-    started_at, finished_at, updated_at, last_commit_id, deadline_left, run_id
+    started_at, finished_at, updated_at, last_commit_id, deadline_left,
+    cancel_options, run_id
 ) VALUES (
     ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?,
-    ?, ?, ?
+    ?, ?, ?, ?
 );
 
 -- name: find_idempotent_run
@@ -43,7 +44,7 @@ SELECT
     lease_expires_at, cancel_epoch, cancel_action, parked_on, waiting_kind, waiting_since, wake_at,
     deadline_at, code, open_calls, open_interrupts, open_children, model_calls, tool_calls,
     input_tokens, output_tokens, cost, waiting_ms, retries, checkpoint_seq, terminal_seq,
-    started_at, finished_at, updated_at, last_commit_id, deadline_left
+    started_at, finished_at, updated_at, last_commit_id, deadline_left, cancel_options
 FROM run_state
 WHERE run_id = ?;
 
@@ -55,7 +56,7 @@ UPDATE run_state SET
     open_calls = ?, open_interrupts = ?, open_children = ?, model_calls = ?, tool_calls = ?,
     input_tokens = ?, output_tokens = ?, cost = ?, waiting_ms = ?, retries = ?, checkpoint_seq = ?,
     terminal_seq = ?, started_at = ?, finished_at = ?, updated_at = ?, last_commit_id = ?,
-    deadline_left = ?
+    deadline_left = ?, cancel_options = ?
 WHERE run_id = ?;
 
 -- name: pass_fence

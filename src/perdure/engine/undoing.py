@@ -1,0 +1,261 @@
+"""What a cancelled run still has to undo: read from rows and log, never kept (R-9.4).
+
+The calls of a run that took effect and whose tools have `compensate`, and those of the runs below
+it that ended before the cancel reached them, the last one first. How far each is stands in the
+run's `compensation` events.
+"""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from pydantic import JsonValue, ValidationError
+
+from perdure.engine.core import Core
+from perdure.engine.fold import is_side_effect
+from perdure.engine.history import load_value
+from perdure.protocol.codec import digest
+from perdure.protocol.events import (
+    ActionEvent,
+    CancelEvent,
+    CompensationEvent,
+    EventData,
+    ResultEvent,
+    ResumeEvent,
+    Unknown,
+)
+from perdure.protocol.failures import FailureCode
+from perdure.protocol.records import ToolCallRow
+from perdure.protocol.runs import RunFacts, RunRow
+from perdure.protocol.states import TERMINAL, CancelOption, ToolCallStatus
+from perdure.protocol.tools import ToolSpec
+from perdure.protocol.values import Value
+from perdure.store.ports import InterruptFilter, RunFilter
+
+PAGE = 500
+REPORTED_MAX = 1000
+TOOK_EFFECT = frozenset({ToolCallStatus.SUCCEEDED, ToolCallStatus.PARTIAL})
+
+
+@dataclass(slots=True, kw_only=True)
+class Undo:
+    """One call that is to be undone. `tries` are its `compensation` events, in order."""
+
+    facts: RunFacts
+    call: ToolCallRow
+    spec: ToolSpec
+    done_at: datetime
+    tries: list[tuple[datetime, CompensationEvent]]
+
+    @property
+    def key(self) -> str:
+        """Return the idempotency key: the same for every try, and not the call's own."""
+        return digest(["compensate", self.call.effect_key])
+
+    @property
+    def last(self) -> CompensationEvent | None:
+        """Return what was recorded of it last."""
+        return self.tries[-1][1] if self.tries else None
+
+    @property
+    def is_over(self) -> bool:
+        """Tell whether nothing more is tried."""
+        last = self.last
+        return last is not None and last.status != "started" and not last.again
+
+    @property
+    def is_under_way(self) -> bool:
+        """Tell whether a try was begun whose end is not recorded."""
+        return self.last is not None and self.last.status == "started"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Undoing:
+    """All that is to be undone, the last call first. `asked_at`: when the cancel asked for it."""
+
+    items: tuple[Undo, ...]
+    asked_at: datetime | None
+
+    def owed(self, now: datetime, deadline_s: float) -> list[Undo]:
+        """Return what is left to do; after the deadline only what was begun is seen to its end."""
+        left = [item for item in self.items if not item.is_over]
+        if self.is_late(now, deadline_s):
+            return [item for item in left if item.is_under_way]
+        return left
+
+    def is_late(self, now: datetime, deadline_s: float) -> bool:
+        """Tell whether the time for undoing is over."""
+        asked_at = self.asked_at
+        return asked_at is not None and now >= asked_at + timedelta(seconds=deadline_s)
+
+    def report(
+        self, run_id: str, effects: list[dict[str, JsonValue]]
+    ) -> list[dict[str, JsonValue]]:
+        """Return the effects of a run, each with what became of undoing it, and those below it."""
+        mine = {item.call.tool_call_id: _told(item) for item in self.items}
+        own: list[dict[str, JsonValue]] = [
+            {**effect, "compensation": mine.get(str(effect["tool_call_id"]), "none")}
+            for effect in effects
+        ]
+        below: list[dict[str, JsonValue]] = [
+            {
+                "run_id": item.call.run_id,
+                "tool_call_id": item.call.tool_call_id,
+                "tool": item.call.tool,
+                "status": item.call.status,
+                "external_ref": item.call.external_ref,
+                "compensation": _told(item),
+            }
+            for item in self.items
+            if item.call.run_id != run_id
+        ]
+        return own + below[: max(0, REPORTED_MAX - len(own))]
+
+
+def _told(item: Undo) -> str:
+    last = item.last
+    if last is None:
+        return "not_started"
+    return "unknown" if last.status == "started" else last.status
+
+
+def asks_to_compensate(options: CancelOption) -> bool:
+    """Tell whether a cancel asks that what was done is undone."""
+    return CancelOption.COMPENSATE in options
+
+
+async def read_undoing(core: Core, row: RunRow) -> Undoing:
+    """Return what a cancelled run has to undo, and how far it is."""
+    asked_at, tries = await _tail(core, row)
+    specs = await _compensating(core)
+    items: list[Undo] = []
+    async for facts in _with_runs_below(core, row.facts):
+        async for call in _calls(core, facts.run_id):
+            spec = specs.get((call.tool, call.version or ""))
+            took = call.status in TOOK_EFFECT and is_side_effect(call.side_effect)
+            if spec is None or not took or call.result_seq is None:
+                continue
+            result = await core.reader.events_after(facts.run_id, call.result_seq - 1, limit=1)
+            if not result:
+                continue
+            items.append(
+                Undo(
+                    facts=facts,
+                    call=call,
+                    spec=spec,
+                    done_at=result[0].at,
+                    tries=tries.get(call.tool_call_id, []),
+                )
+            )
+    items.sort(key=lambda item: (item.done_at, item.facts.depth, item.call.result_seq))
+    return Undoing(items=tuple(reversed(items)), asked_at=asked_at)
+
+
+async def _tail(
+    core: Core, row: RunRow
+) -> tuple[datetime | None, dict[str, list[tuple[datetime, CompensationEvent]]]]:
+    """Return when compensation was asked for, and the tries so far: no checkpoint follows a cancel."""
+    asked_at: datetime | None = None
+    tries: dict[str, list[tuple[datetime, CompensationEvent]]] = {}
+    seq = row.hot.checkpoint_seq or 0
+    while page := await core.reader.events_after(row.facts.run_id, seq, limit=PAGE):
+        for event in page:
+            match event.data:
+                case CancelEvent() as cancel if cancel.compensate and asked_at is None:
+                    asked_at = event.at
+                case CompensationEvent() as one:
+                    tries.setdefault(one.tool_call_id, []).append((event.at, one))
+                case _:
+                    pass
+        seq = page[-1].seq
+    return asked_at, tries
+
+
+async def _compensating(core: Core) -> dict[tuple[str, str], ToolSpec]:
+    """Return the registered tools that can undo their calls."""
+    found: dict[tuple[str, str], ToolSpec] = {}
+    for tool in await core.reader.list_tools():
+        stored = tool.spec if isinstance(tool.spec, dict) else {}
+        fields = {name: value for name, value in stored.items() if name in ToolSpec.model_fields}
+        try:
+            spec = ToolSpec.model_validate(fields)
+        except ValidationError:  # of a later release
+            continue
+        if spec.has_compensate:
+            found[tool.name, tool.version] = spec
+    return found
+
+
+async def _with_runs_below(core: Core, facts: RunFacts) -> AsyncIterator[RunFacts]:
+    """Yield a run, and those below it that ended without undoing what they did themselves."""
+    yield facts
+    async for child in _children(core, facts.run_id):
+        own = asks_to_compensate(child.hot.cancel_options)
+        undid = own and child.hot.code is FailureCode.RUN_CANCELLED
+        if child.facts.detached or child.hot.state not in TERMINAL or undid:
+            continue
+        async for below in _with_runs_below(core, child.facts):
+            yield below
+
+
+async def _children(core: Core, run_id: str) -> AsyncIterator[RunRow]:
+    after: str | None = None
+    where = RunFilter(parent_run_id=run_id)
+    while page := await core.reader.list_runs(None, where, after=after, limit=PAGE):
+        for row in page:
+            yield row
+        after = page[-1].facts.run_id
+
+
+async def _calls(core: Core, run_id: str) -> AsyncIterator[ToolCallRow]:
+    after: tuple[int, int] | None = None
+    while page := await core.reader.list_tool_calls(run_id, after=after, limit=PAGE):
+        for call in page:
+            yield call
+        after = (page[-1].step_index, page[-1].ordinal)
+
+
+async def performed(core: Core, item: Undo) -> dict[str, JsonValue]:
+    """Return what the call did, as its tool's `compensate` gets it.
+
+    Raises LookupError when that is not stored any more.
+    """
+    call, tenant = item.call, item.facts.tenant_id
+    action = await _event(core, call.run_id, call.action_seq)
+    result = await _event(core, call.run_id, call.result_seq or 0)
+    if not isinstance(action, ActionEvent) or not isinstance(result, ResultEvent):
+        raise LookupError("the history of the call is no longer kept")
+    args = await load_value(core, tenant, Value(inline=action.args, ref=action.args_ref))
+    if call.effective_digest != call.args_digest:
+        args = await _edited(core, item)
+    output = await load_value(core, tenant, Value(inline=result.output, ref=result.output_ref))
+    return {
+        "args": args,
+        "output": output,
+        "external_ref": call.external_ref,
+        "effect_key": call.effect_key,
+        "status": call.status,
+        "done": result.done,
+        "not_done": result.not_done,
+    }
+
+
+async def _edited(core: Core, item: Undo) -> JsonValue:
+    """Return the arguments as a person changed them."""
+    call, after = item.call, None
+    where = InterruptFilter(run_id=call.run_id)
+    while page := await core.reader.list_interrupts(
+        item.facts.tenant_id, where, after=after, limit=PAGE
+    ):
+        for row in page:
+            if row.tool_call_id == call.tool_call_id and row.closed_seq is not None:
+                answer = await _event(core, call.run_id, row.closed_seq)
+                if isinstance(answer, ResumeEvent) and answer.effective_digest is not None:
+                    return answer.effective_args
+        after = page[-1].interrupt_id
+    raise LookupError("the arguments that were approved are no longer kept")
+
+
+async def _event(core: Core, run_id: str, seq: int) -> EventData | Unknown | None:
+    found = await core.reader.events_after(run_id, seq - 1, limit=1)
+    return found[0].data if found and found[0].seq == seq else None
