@@ -24,7 +24,6 @@ FIELD_NOTES: dict[str, str] = {
     "definition_digest": "SHA-256 of the tool's declaration that the approval is bound to",
     "delay_ms": "how long until the next try",
     "detached": "whether the parent neither waits for the child nor is told its result",
-    "detail": "what the tool said",
     "digest": "SHA-256 of the content",
     "done": "of a partial result: what was done",
     "duration_ms": "how long the request took",
