@@ -26,6 +26,18 @@ def test_a_run_is_not_left_to_a_process_that_does_not_serve_it(perdure: Program)
     assert len(perdure("runs", "list", "--json").json["items"]) == 1
 
 
+def test_who_subscribes_to_a_topic_is_said_and_listed(perdure: Program) -> None:
+    """R-4.8."""
+    thread_id = perdure("run", "echo", "--json", *HERE).json["thread_id"]
+    made = perdure("topics", "subscribe", thread_id, "news", "echo", "--json").json
+    assert (made["topic"], made["agent_id"]) == ("news", "echo")
+    assert perdure("topics", "list", thread_id, "--json").json["items"] == [made]
+    assert made["inbox_thread_id"] in perdure("topics", "list", thread_id).out
+    assert perdure("topics", "subscribe", thread_id, "no topic", "echo").code == ExitCode.USAGE
+    assert perdure("topics", "unsubscribe", thread_id, "news", "echo").code == 0
+    assert perdure("topics", "list", thread_id, "--json").json["items"] == []
+
+
 def test_a_run_that_waits_for_a_person_ends_the_wait_with_3(perdure: Program) -> None:
     done = perdure("run", "ships", "--json", *HERE)
     assert (done.code, done.json["status"]) == (3, "INPUT_REQUIRED")

@@ -28,6 +28,7 @@ from perdure.protocol.decisions import (
     Finish,
     Handoff,
     ModelUse,
+    Publish,
     Sleep,
     Spawn,
     ToolRequest,
@@ -45,9 +46,11 @@ from perdure.protocol.states import (
     ToolCallStatus,
 )
 from perdure.protocol.tools import ToolResult
+from perdure.protocol.topics import SubscriptionTerms
 from perdure.service.base import Service
 from perdure.service.branches import ForkRequest, RetryRequest, fork, retry
 from perdure.service.principal import LOCAL
+from perdure.service.topics import subscribe
 from perdure.store.commits import CancelWish, ClaimWant
 from perdure.store.ports import RunFilter
 from perdure.store.sqlite import SqliteDatabase
@@ -185,6 +188,10 @@ def _family() -> list[Decision]:
     return [Spawn(children=wishes), Finish(answer="together")]
 
 
+def _publish(value: int) -> Publish:
+    return Publish(topic="news", value=value)
+
+
 def _talk() -> list[Decision]:
     """Let two speak who last, one of them twice."""
     first = ChildRequest(agent_id="idle", key="a", participant="a")
@@ -232,6 +239,7 @@ def agents() -> list[HostedAgent]:
         coded,
         scripted("family", _family()),
         scripted("talk", _talk()),
+        scripted("herald", [Finish(answer="news", records=(_publish(1), _publish(2)))]),
         scripted("handing", [Handoff(agent_id="takes.over", reason="its field")]),
         scripted("takes.over", lambda _: DONE),
     ]
@@ -419,11 +427,19 @@ async def _families(engine: Embedded, runs: Runs) -> None:
     await engine.cancel(runs["cancelled family"])
     runs["handed over"] = await engine.submit("handing")
     runs["talk"] = await engine.submit("talk")
-    for scene in ("family", "cancelled family", "handed over", "talk"):
+    thread_id = (await engine.run(runs["family"])).facts.thread_id
+    service = Service(core=engine.core)
+    for agent_id in ("idle", "plain"):
+        await subscribe(service, LOCAL, thread_id, "news", agent_id, SubscriptionTerms())
+    runs["herald"] = await engine.submit("herald", thread_id=thread_id)
+    for scene in ("family", "cancelled family", "handed over", "talk", "herald"):
         await engine.wait_terminal(runs[scene])
-    where = RunFilter(parent_run_id=runs["talk"])
-    below = await engine.core.reader.list_runs(None, where, after=None, limit=10)
-    runs |= {f"{place} of talk": row.facts.run_id for place, row in enumerate(below)}
+    for scene in ("talk", "herald"):
+        where = RunFilter(parent_run_id=runs[scene])
+        below = await engine.core.reader.list_runs(None, where, after=None, limit=10)
+        for place, row in enumerate(below):
+            runs[f"{place} of {scene}"] = row.facts.run_id
+            await engine.wait_terminal(row.facts.run_id)
 
 
 async def _standing(engine: Embedded, runs: Runs) -> None:

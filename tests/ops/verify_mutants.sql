@@ -758,6 +758,30 @@ UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.participant', 'c')
     run_id = :run AND seq = (SELECT max(seq) FROM events WHERE run_id = :run AND type = :t_child
     AND json_extract(CAST(data AS TEXT), '$.phase') = 'spawned');
 
+-- mutant: I64 | herald | delivered twice to one agent
+UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.agent_id', 'idle') AS BLOB) WHERE
+    run_id = :run AND seq = (SELECT max(seq) FROM events WHERE run_id = :run AND type = :t_child);
+
+-- mutant: I64 | herald | delivered before it was published
+UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.published_seq', 99) AS BLOB) WHERE
+    run_id = :run AND seq = (SELECT max(seq) FROM events WHERE run_id = :run AND type = :t_child);
+
+-- mutant: I64 | herald | delivered from another topic
+UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.topic', 'other') AS BLOB) WHERE
+    run_id = :run AND seq = (SELECT max(seq) FROM events WHERE run_id = :run AND type = :t_child);
+
+-- mutant: I64 | herald | delivered outside of the inbox
+UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.thread_id',
+    'thr_00000000000000000000000000000000') AS BLOB) WHERE run_id = :run AND seq = (SELECT max(seq)
+    FROM events WHERE run_id = :run AND type = :t_child);
+
+-- mutant: M2 | herald | a subscription without its inbox | whole
+UPDATE subscriptions SET inbox_thread_id = zeroblob(16) WHERE agent_id = 'plain';
+
+-- mutant: M2 | herald | two subscriptions with one inbox | whole
+UPDATE subscriptions SET inbox_thread_id = (SELECT inbox_thread_id FROM subscriptions WHERE
+    agent_id = 'idle') WHERE agent_id = 'plain';
+
 -- mutant: I39 | family | more calls in the tree than the budget
 UPDATE runs SET options = CAST(json_set(CAST(options AS TEXT), '$.budget.tool_calls', 2) AS BLOB)
     WHERE run_id = :run;

@@ -140,6 +140,8 @@ def _raises(context: PlannerContext) -> Decision:
 
 AGENTS = (
     loop_agent("echo", "1", ScriptedPlanner(_echoes), tools=["echo"]),
+    loop_agent("herald", "1", ScriptedPlanner([Finish(answer="news")]), publishes="news"),
+    loop_agent("quick", "1", ScriptedPlanner([Finish(answer="heard")])),
     loop_agent(
         "publisher",
         "1",

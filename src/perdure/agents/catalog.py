@@ -14,6 +14,7 @@ from pydantic import JsonValue, ValidationError
 from perdure.agents.loop.base import ModelPlanner
 from perdure.engine.ports import HostedAgent, Planner, ToolGrant
 from perdure.protocol.agents import AgentCard, Skill
+from perdure.protocol.decisions import Publish
 from perdure.protocol.errors import Conflict, Invalid
 from perdure.protocol.policies import RetryPolicy
 from perdure.protocol.tools import ToolSpec
@@ -53,10 +54,11 @@ def loop_agent(
     code_digest: str | None = None,
     replaces: Sequence[str] = (),
     deny_tells_planner: bool = False,
+    publishes: str | None = None,
 ) -> HostedAgent:
     """Return an agent version: a planner with its tools, by name or with a grant of its own.
 
-    `replaces` names versions that no worker serves any more: their runs end with a code instead of
+    `publishes` is the topic to which its answers are published. `replaces` names versions that no worker serves any more: their runs end with a code instead of
     waiting for one for ever. Raises Invalid (`invalid`) for an id, version or text that a card does not take, or when a
     tool is granted twice. For a built-in planner, how models are retried and what the answer
     must fit are one setting, whether given here or to the planner.
@@ -94,7 +96,15 @@ def loop_agent(
         models=models,
         replaces=tuple(replaces),
         deny_tells_planner=deny_tells_planner,
+        publishes=None if publishes is None else _topic(agent_id, publishes),
     )
+
+
+def _topic(agent_id: str, name: str) -> str:
+    try:
+        return Publish(topic=name).topic
+    except ValidationError:
+        raise Invalid(f"agent {agent_id!r}: {name!r} is no topic", field="publishes") from None
 
 
 def _check_grants(agent_id: str, grants: Sequence[ToolGrant]) -> None:

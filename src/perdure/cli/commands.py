@@ -30,6 +30,7 @@ COMMANDS = (
     Command("run", "perdure.cli.run:run", "Start a run of an agent."),
     Command("runs", "perdure.cli.runs:app", "List, show, follow and cancel runs."),
     Command("interrupts", "perdure.cli.interrupts:app", "List and answer what waits for people."),
+    Command("topics", "perdure.cli.topics:app", "Say who subscribes to a thread's topics."),
     Command("agents", "perdure.cli.agents:app", "List the registered agents."),
     Command("db", "perdure.cli.db:app", "Look at the database's schema, and upgrade it."),
     Command("verify", "perdure.cli.verify:verify", "Check the stored runs for broken promises."),

@@ -38,6 +38,7 @@ from perdure.engine.ports import HostedAgent, Planner, PlannerFailure, PlannerSe
 from perdure.engine.replies import Replies
 from perdure.engine.sessions import session_of
 from perdure.engine.steps import fail, rejection, settle
+from perdure.engine.topics import find_subscribers, publishes
 from perdure.engine.tree import close_unheld, tell_parent
 from perdure.engine.values import describe
 from perdure.engine.view import RunView
@@ -203,6 +204,10 @@ class Attempt:
             await self._planner_failed(error)
             return
         await self.judge.learn(self.core.directory, decision)
+        if publishes(decision, self.agent):
+            self.judge.subscribers[:] = await find_subscribers(
+                self.core, self.view.facts, decision, self.agent
+            )
         draft = self.draft()
         draft_decision(draft, decision, self.judge, self._replies)
         dispatched = self.effects.dispatch(draft)

@@ -16,7 +16,7 @@ from perdure.engine.core import Core
 from perdure.engine.lease import LeaseGone
 from perdure.protocol.errors import PerdureError, Unavailable
 from perdure.protocol.states import TERMINAL
-from perdure.signals.ports import QUEUE_TOPIC, end_topic, run_topic
+from perdure.signals.ports import QUEUE_TOPIC, end_topic, run_topic, thread_topic
 from perdure.store.commits import Busy, Commit, CommitResult, Committed
 
 BUSY_PAUSE_S = 0.01
@@ -167,5 +167,8 @@ def announce(core: Core, commit: Commit) -> None:
     if commit.hot.state in TERMINAL:
         core.signals.publish(end_topic(commit.run_id))
         core.signals.publish(QUEUE_TOPIC)
-    elif commit.ready_in_s == 0:
+    elif commit.ready_in_s == 0 or commit.new_children:
         core.signals.publish(QUEUE_TOPIC)
+    for new in commit.new_children:
+        if not new.creates_thread:
+            core.signals.publish(thread_topic(new.thread_id))

@@ -438,6 +438,9 @@ def _fold_artifact(snapshot: RunSnapshot, data: ArtifactEvent) -> None:
 
 def _fold_child(snapshot: RunSnapshot, data: ChildEvent) -> None:
     """Keep what is open, and what finished and detached children used or may use."""
+    if data.topic is not None:  # a subscriber's run: nothing of it comes back
+        _chain(snapshot, "delivered", data.child_run_id, data.topic, data.agent_id)
+        return
     match data.phase:
         case "spawned":
             _fold_spawned(snapshot, data)

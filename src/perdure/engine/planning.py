@@ -29,6 +29,7 @@ from perdure.engine.results import add_artifact, add_result, ask_outcome, runtim
 from perdure.engine.schema import check_schema, problem_with_value
 from perdure.engine.spawning import await_children, draft_children, draft_handoff, draft_spawn
 from perdure.engine.steps import fail, finish_step, settle, wait_for_person
+from perdure.engine.topics import Subscriber, draft_publications, publishes
 from perdure.engine.values import Kept, short
 from perdure.engine.view import RunView
 from perdure.protocol.agents import AgentCard
@@ -44,6 +45,7 @@ from perdure.protocol.decisions import (
     Note,
     Operate,
     Product,
+    Publish,
     Sleep,
     Spawn,
     ToolRequest,
@@ -89,6 +91,8 @@ class Judge:
         default_factory=dict[tuple[str, str | None], AgentCard | None]
     )
     """Agents that a decision names, as `learn` found them registered."""
+    subscribers: list[Subscriber] = field(default_factory=list[Subscriber])
+    """Who subscribes to what a decision publishes, as `learn_subscribers` found them."""
 
     async def learn(self, directory: AgentDirectory, decision: Decision) -> None:
         """Look up the agents that a decision names: drafting it does not wait."""
@@ -139,7 +143,7 @@ def draft_decision(
     spoken = draft_model_uses(draft, decision, replies)
     draft.move(Transition.PLAN_READY)
     draft.note_step(StepStatus.RUNNING)
-    _draft_common(draft, decision)
+    _draft_common(draft, decision, judge)
     match decision:
         case CallTools():
             _draft_calls(draft, decision, judge)
@@ -242,7 +246,7 @@ def _is_spoken(decision: Finish) -> bool:
     return last is not None and (last.position is None or last.text == decision.answer)
 
 
-def _draft_common(draft: Draft, decision: DecisionBase) -> None:
+def _draft_common(draft: Draft, decision: DecisionBase, judge: Judge) -> None:
     snapshot = draft.view.snapshot
     if decision.plan is not None:
         if len(decision.plan) > PLAN_ITEMS_MAX:
@@ -255,6 +259,13 @@ def _draft_common(draft: Draft, decision: DecisionBase) -> None:
             raise Invalid("the agent's own state is larger than an inline value")
         if kept.digest != snapshot.agent_state_digest:
             draft.add(CustomEvent(name=STATE_EVENT_NAME, value=state))
+    _draft_records(draft, decision)
+    if publishes(decision, judge.agent):
+        stands = isinstance(decision, Finish) and _stands(draft.view, clean(decision.answer))
+        draft_publications(draft, decision, judge.agent, judge.subscribers, judge.settings, stands)
+
+
+def _draft_records(draft: Draft, decision: DecisionBase) -> None:
     for record in decision.records:
         match record:
             case Note():
@@ -268,9 +279,11 @@ def _draft_common(draft: Draft, decision: DecisionBase) -> None:
                     ProducedArtifact(
                         name=record.name, media_type=record.media_type, data=record.data
                     ),
-                    step_index=snapshot.step_index,
+                    step_index=draft.view.snapshot.step_index,
                     position=record.position,
                 )
+            case Publish():
+                pass  # drafted with its deliveries
 
 
 def _draft_operations(draft: Draft, decision: Operate, judge: Judge) -> None:
@@ -573,6 +586,11 @@ def _draft_finish(draft: Draft, decision: Finish, spoken: str | None) -> None:
         )
     )
     draft.release(AttemptEnd.FINISHED)
+
+
+def _stands(view: RunView, answer: JsonValue) -> bool:
+    """Tell whether a `Finish` ends the run."""
+    return not view.snapshot.open_children and _answer_problem(view, answer) is None
 
 
 def _answer_problem(view: RunView, answer: JsonValue) -> str | None:

@@ -271,6 +271,8 @@ class HostedAgent:
     models: int = 1
     deny_tells_planner: bool = False
     replaces: tuple[str, ...] = ()
+    publishes: str | None = None
+    """The topic to which its answers are published."""
 
 
 class AgentCatalog(Protocol):

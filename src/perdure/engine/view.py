@@ -110,7 +110,7 @@ class RunView:
 
     def _apply_agents(self, step: int, data: EventData | Unknown) -> None:
         """Apply what tells of other agents. A call's child is seen as that call."""
-        if isinstance(data, ChildEvent) and data.tool_call_id is None:
+        if isinstance(data, ChildEvent) and data.tool_call_id is None and data.topic is None:
             self._apply_child(step, data)
         elif isinstance(data, HandoffEvent):
             self._apply_handoff(data)

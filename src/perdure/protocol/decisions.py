@@ -15,6 +15,7 @@ from perdure.protocol.failures import FailureCode
 from perdure.protocol.policies import Budget, Timeouts
 from perdure.protocol.runs import Metadata
 from perdure.protocol.states import InterruptKind, OnExpiry
+from perdure.protocol.topics import Topic
 from perdure.protocol.values import BLOB_BYTES_MAX, CALLS_PER_STEP_MAX
 
 Position = Annotated[str, Field(max_length=200)]
@@ -70,11 +71,23 @@ class Product(Model):
     data: bytes = Field(max_length=BLOB_BYTES_MAX)
 
 
+class Publish(Model):
+    """Something to publish to a topic of the root's thread, to all who subscribe to it (R-4.8).
+
+    Beside a `Finish` that does not stand yet (children are open, the answer does not fit) it is
+    left out: the planner decides again.
+    """
+
+    topic: Topic
+    value: JsonValue = None
+    position: Position | None = None
+
+
 class DecisionBase(Model):
     """What every decision carries."""
 
     model_uses: tuple[ModelUse, ...] = ()
-    records: tuple[Note | Product, ...] = ()
+    records: tuple[Note | Product | Publish, ...] = ()
     state: JsonValue = Field(default=None, description="new agent state; None keeps the old one")
     plan: tuple[PlanItem, ...] | None = Field(default=None, description="the whole revised plan")
 

@@ -383,7 +383,8 @@ class ChildEvent(Stored):
     `use` is what a spawned child may use at most and is kept from its parent until its result,
     which carries what was used. `tool_call_id` is set when a tool call started the child; its
     result is then that call's result too. `participant` and `thread_id` are set when the child runs
-    on a thread that lasts for several children.
+    on a thread that lasts for several children. `topic` is set when the child is a subscriber's run
+    for what the event at `published_seq` says.
     """
 
     type: Literal["child"] = "child"
@@ -404,6 +405,8 @@ class ChildEvent(Stored):
     request_digest: str | None = None
     participant: str | None = None
     thread_id: str | None = None
+    topic: str | None = None
+    published_seq: int | None = None
 
 
 class TakeoverEvent(Stored):

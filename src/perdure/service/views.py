@@ -23,6 +23,7 @@ from perdure.protocol.states import (
     StepStatus,
     ToolCallStatus,
 )
+from perdure.protocol.topics import SubscriptionTerms
 from perdure.protocol.values import BlobRef
 
 ItemT = TypeVar("ItemT")
@@ -318,3 +319,16 @@ class EventPage(Stored):
     gap: Snapshot | None
     next: int | None
     last_seq: int
+
+
+class SubscriptionView(Stored):
+    """An agent that subscribes to a topic of a thread; its runs stand in its inbox."""
+
+    thread_id: str
+    tenant_id: str
+    topic: str
+    agent_id: str
+    inbox_thread_id: str
+    terms: SubscriptionTerms
+    created_by: str
+    created_at: Time

@@ -34,6 +34,7 @@ from perdure.protocol.records import (
 )
 from perdure.protocol.runs import RunHot, RunRow
 from perdure.protocol.states import InterruptStatus, RunState
+from perdure.protocol.topics import SubscriptionRow
 from perdure.store.commits import (
     AgentRegistration,
     Busy,
@@ -122,6 +123,8 @@ class Store(Protocol):
           report (a timer of kind `child`, due at once) with its parent in the same transaction,
           until a commit of the parent names it in `reported`. A run does not end while one that
           is not detached is unfinished, and makes none after a cancel: such a commit is Refused.
+          A child that does not make its thread joins it as by `insert_run`, behind its active run;
+          Refused when the thread is not there. The commit of an end may hold detached ones.
         - *Callbacks*: `new_callbacks` sets a timer of kind `callback` for each call, or moves it;
           `callbacks_over` removes them. A call named in both has none.
         """
@@ -215,6 +218,21 @@ class Store(Protocol):
         The same message again is the same call sent again. Raises NotFound for an unknown thread,
         Conflict when the message's id is another's.
         """
+        ...
+
+    async def put_subscription(self, row: SubscriptionRow, inbox: ThreadRow) -> SubscriptionRow:
+        """Subscribe an agent to a topic of a thread; return the subscription.
+
+        One that is there keeps its inbox and its time, and gets the terms and the caller of `row`;
+        a new one gets `inbox` as a thread. Raises NotFound for a thread that is not the tenant's,
+        Conflict when the thread has as many as it may.
+        """
+        ...
+
+    async def delete_subscription(
+        self, tenant_id: str, thread_id: str, topic: str, agent_id: str
+    ) -> bool:
+        """End a subscription; False when there is none. Its inbox stays."""
         ...
 
     async def register(
@@ -422,6 +440,12 @@ class Reader(Protocol):
         self, thread_id: str, *, after: int, limit: int, until: int | None = None
     ) -> list[MessageRow]:
         """Return messages with a larger position (and not beyond `until`), in order."""
+        ...
+
+    async def list_subscriptions(
+        self, tenant_id: str, thread_id: str, topic: str | None = None
+    ) -> list[SubscriptionRow]:
+        """Return the subscriptions to a thread, or to one of its topics, by topic and agent."""
         ...
 
     async def list_agents(self) -> list[RegisteredAgent]:

@@ -117,7 +117,8 @@ def _may_write(commit: Commit, hot: RunHot) -> bool:
 def check_path(commit: Commit) -> None:
     """Raise IllegalTransition unless the state events lead legally from guard to new state.
 
-    No end while a child that is not detached is unfinished; no child after a cancel or an end.
+    No end while a child that is not detached is unfinished; no child after a cancel, and none but
+    detached ones with an end.
     """
     state = commit.guard.from_state
     if state in TERMINAL:
@@ -134,7 +135,8 @@ def check_path(commit: Commit) -> None:
         raise IllegalTransition(f"the events end in {state}, the row in {commit.hot.state}")
     if state in TERMINAL and commit.hot.open_children > 0:
         raise IllegalTransition(f"{commit.hot.open_children} children are unfinished")
-    if commit.new_children and (commit.guard.epoch > 0 or state in TERMINAL):
+    attached = any(not new.detached for new in commit.new_children)
+    if (commit.new_children and commit.guard.epoch > 0) or (attached and state in TERMINAL):
         raise IllegalTransition("a run that ends or is cancelled has no new children")
 
 

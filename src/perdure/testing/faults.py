@@ -23,6 +23,7 @@ from perdure.protocol.messages import Role
 from perdure.protocol.records import MessageRow, ThreadRow
 from perdure.protocol.runs import RunHot
 from perdure.protocol.states import TERMINAL, Transition
+from perdure.protocol.topics import SubscriptionRow
 from perdure.store.commits import (
     AgentRegistration,
     Busy,
@@ -260,6 +261,16 @@ class FaultyStore:
             body=body,
             key=key,
         )
+
+    async def put_subscription(self, row: SubscriptionRow, inbox: ThreadRow) -> SubscriptionRow:
+        """See the port."""
+        return await self._inner.put_subscription(row, inbox)
+
+    async def delete_subscription(
+        self, tenant_id: str, thread_id: str, topic: str, agent_id: str
+    ) -> bool:
+        """See the port."""
+        return await self._inner.delete_subscription(tenant_id, thread_id, topic, agent_id)
 
     async def register(
         self, agents: Sequence[AgentRegistration], tools: Sequence[ToolRegistration]

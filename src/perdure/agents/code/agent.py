@@ -47,12 +47,13 @@ def agent(
     output_schema: dict[str, JsonValue] | None = None,
     permissions: Sequence[str] = (),
     replaces: Sequence[str] = (),
+    publishes: str | None = None,
     timeout_s: float = ADVANCE_TIMEOUT_S_DEFAULT,
     grace_s: float = GRACE_S_DEFAULT,
 ) -> Callable[[Function], HostedAgent]:
     """Make an agent version of `async def function(ctx, input)`; see `agents.code.api`.
 
-    `models` are asked by `ctx.model`: the first, and the next ones after `model_retry` failures.
+    `publishes` is the topic to which its answers are published. `models` are asked by `ctx.model`: the first, and the next ones after `model_retry` failures.
     `timeout_s` bounds the time that the function may take from one operation to the next. A call
     that policy denies is told to the function. Raises as `loop_agent` does.
     """
@@ -84,6 +85,7 @@ def agent(
             models=max(1, len(models)),
             code_digest=planner.digest,
             replaces=replaces,
+            publishes=publishes,
             deny_tells_planner=True,
         )
 

@@ -26,13 +26,15 @@ from perdure.engine.journal import NOW, SLEEP, STEP_TOOLS, question_digest
 from perdure.engine.ports import LocalStep
 from perdure.engine.schema import check_schema
 from perdure.engine.spawning import child_digest
+from perdure.engine.topics import published
 from perdure.engine.values import keep
 from perdure.protocol.codec import clean, digest, digest_bytes, encode
-from perdure.protocol.decisions import Ask, ChildRequest, Note, Product, ToolRequest
+from perdure.protocol.decisions import Ask, ChildRequest, Note, Product, Publish, ToolRequest
 from perdure.protocol.messages import Message
 from perdure.protocol.policies import Budget, RetryPolicy, Timeouts
 from perdure.protocol.runs import RunFacts
 from perdure.protocol.states import Answer, InterruptKind, OnExpiry, RunState, ToolCallStatus
+from perdure.protocol.topics import PUBLISHED_EVENT_NAME
 from perdure.protocol.values import BLOB_BYTES_MAX, INLINE_BYTES_MAX, NAME_CHARACTERS_MAX
 from perdure.tools.api import ToolError
 from perdure.tools.jobs import copied
@@ -283,6 +285,19 @@ class Context:
         position = live.branch().take()
         if live.known(position, "value", _name(name), digest(cleaned)) is None:
             live.record(Note(position=position, name=name, value=cleaned))
+
+    def publish(self, topic: str, value: object = None) -> None:
+        """Publish to a topic of the root's thread, once, with the next decision.
+
+        Every agent that subscribes to it gets a run of its own, with `value` as its input.
+        """
+        cleaned = clean(value)
+        wish = Publish(topic=topic, value=cleaned)
+        live = self._live
+        position = live.branch().take()
+        told = digest(published(topic, keep(cleaned)))
+        if live.known(position, "value", PUBLISHED_EVENT_NAME, told) is None:
+            live.record(wish.model_copy(update={"position": position}))
 
     def artifact(self, name: str, data: bytes | str, media_type: str) -> None:
         """Add a formal product of the run, committed once, with the next decision."""

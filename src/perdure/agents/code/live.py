@@ -25,7 +25,7 @@ from perdure.engine.context import Entry, OperationKind
 from perdure.engine.journal import SLEEP
 from perdure.engine.ports import LocalStep
 from perdure.protocol.codec import clean
-from perdure.protocol.decisions import Ask, ChildRequest, Note, Product, ToolRequest
+from perdure.protocol.decisions import Ask, ChildRequest, Note, Product, Publish, ToolRequest
 from perdure.tools.caught import Caught
 from perdure.tools.jobs import copied
 
@@ -83,7 +83,7 @@ class Stand:
     """Where a function stands once nothing of it moves: what it waits for, or how it ended."""
 
     waiting: tuple[Waiting, ...] = ()
-    records: tuple[Note | Product, ...] = ()
+    records: tuple[Note | Product | Publish, ...] = ()
     end: Literal["returned", "raised"] | None = None
     value: JsonValue = None
     error: BaseException | None = None
@@ -106,7 +106,9 @@ class LiveFunction:
     _running: int = 0
     _quiet: asyncio.Event = field(default_factory=asyncio.Event)
     _waiting: dict[str, Waiting] = field(default_factory=dict[str, Waiting])
-    _records: dict[str, Note | Product] = field(default_factory=dict[str, Note | Product])
+    _records: dict[str, Note | Product | Publish] = field(
+        default_factory=dict[str, Note | Product | Publish]
+    )
     _end: Stand | None = None
     _stopping: bool = False
     _patches: dict[str, bool] = field(default_factory=dict[str, bool])
@@ -302,10 +304,11 @@ class LiveFunction:
             self._differ(position, name)
         return position
 
-    def record(self, record: Note | Product) -> None:
+    def record(self, record: Note | Product | Publish) -> None:
         """Keep a value for the commit of the next decision."""
         if len(self._records) >= RECORDS_MAX:
             raise RuntimeError(f"at most {RECORDS_MAX} values are reported between two waits")
+        assert record.position is not None, "what code records has its position"
         self._records[record.position] = record
 
     def patched(self, name: str) -> bool:

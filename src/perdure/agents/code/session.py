@@ -39,6 +39,7 @@ from perdure.protocol.decisions import (
     Note,
     Operate,
     Product,
+    Publish,
     ToolRequest,
 )
 from perdure.protocol.errors import Invalid, PerdureError
@@ -323,9 +324,11 @@ class CodeSession:
             return self._ended(context, stand, records, uses)
         return self._operate(context, stand, records, uses)
 
-    def _records(self, context: PlannerContext, stand: Stand) -> tuple[Note | Product, ...]:
+    def _records(
+        self, context: PlannerContext, stand: Stand
+    ) -> tuple[Note | Product | Publish, ...]:
         new = tuple(item for item in stand.records if item.position not in context.journal)
-        self._noted.update(item.position for item in new)
+        self._noted.update(item.position for item in new if item.position is not None)
         if CODE_POSITION in context.journal:
             return new
         return (Note(position=CODE_POSITION, name=CODE, value=self._digest), *new)
@@ -334,7 +337,7 @@ class CodeSession:
         self,
         context: PlannerContext,
         stand: Stand,
-        records: tuple[Note | Product, ...],
+        records: tuple[Note | Product | Publish, ...],
         uses: tuple[ModelUse, ...],
     ) -> Decision:
         new = [item for item in stand.waiting if item.position not in context.journal]
@@ -366,7 +369,7 @@ class CodeSession:
         self,
         context: PlannerContext,
         stand: Stand,
-        records: tuple[Note | Product, ...],
+        records: tuple[Note | Product | Publish, ...],
         uses: tuple[ModelUse, ...],
     ) -> Decision:
         if stand.end == "raised":
@@ -407,7 +410,7 @@ class CodeSession:
 
 def _raised(
     error: BaseException | None,
-    records: tuple[Note | Product, ...],
+    records: tuple[Note | Product | Publish, ...],
     uses: tuple[ModelUse, ...],
 ) -> GiveUp:
     details: dict[str, JsonValue] = {"type": type(error).__name__}

@@ -4,7 +4,16 @@ from collections.abc import Sequence
 
 from fastapi import APIRouter
 
-from perdure.bindings.native import agents, artifacts, branches, history, interrupts, runs, threads
+from perdure.bindings.native import (
+    agents,
+    artifacts,
+    branches,
+    history,
+    interrupts,
+    runs,
+    threads,
+    topics,
+)
 
 
 def routers() -> Sequence[APIRouter]:
@@ -15,6 +24,7 @@ def routers() -> Sequence[APIRouter]:
         history,
         interrupts,
         threads,
+        topics,
         artifacts,
         agents,
     )  # routes are tried in order

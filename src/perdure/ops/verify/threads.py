@@ -9,6 +9,7 @@ from perdure.ops.verify.load import LOOKS_MAX, PAGE, pages
 from perdure.protocol.records import MessageRow, ThreadRow
 from perdure.protocol.runs import RunRow
 from perdure.protocol.states import RunState
+from perdure.protocol.topics import SubscriptionRow
 from perdure.store.ports import Reader, RunFilter
 
 
@@ -36,12 +37,21 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Subscription:
+    """A subscription to a topic of the thread, and whether its inbox is there."""
+
+    row: SubscriptionRow
+    has_inbox: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ThreadRecord:
     """A thread with its runs and its messages in order."""
 
     thread: ThreadRow
     runs: list[Turn]
     messages: list[Mark]
+    subscriptions: list[Subscription]
 
 
 async def settled_thread(reader: Reader, tenant_id: str, thread_id: str) -> ThreadRecord | None:
@@ -54,11 +64,21 @@ async def settled_thread(reader: Reader, tenant_id: str, thread_id: str) -> Thre
             thread=thread,
             messages=await _messages(reader, thread_id),
             runs=await _runs(reader, tenant_id, thread_id),
+            subscriptions=await _subscriptions(reader, tenant_id, thread_id),
         )
         again = await reader.find_thread(tenant_id, thread_id)
         if again == thread:
             return record
     return None
+
+
+async def _subscriptions(reader: Reader, tenant_id: str, thread_id: str) -> list[Subscription]:
+    rows = await reader.list_subscriptions(tenant_id, thread_id)
+    inboxes = [await reader.find_thread(tenant_id, row.inbox_thread_id) for row in rows]
+    return [
+        Subscription(row=row, has_inbox=inbox is not None)
+        for row, inbox in zip(rows, inboxes, strict=True)
+    ]
 
 
 async def _messages(reader: Reader, thread_id: str) -> list[Mark]:
@@ -136,4 +156,21 @@ def messages_in_order(record: ThreadRecord) -> Found:
             yield run.run_id, "it succeeded, and its answer is no message of the thread"
 
 
-RULES = (runs_take_turns, messages_in_order)
+@rule(
+    "M2",
+    "The inbox of each subscription to a topic of a thread is a thread of its tenant, and nobody "
+    "else's inbox.",
+    scope="thread",
+)
+def inboxes_are_there(record: ThreadRecord) -> Found:
+    seen: set[str] = set()
+    for one in record.subscriptions:
+        name = f"{one.row.agent_id} on {one.row.topic}"
+        if not one.has_inbox:
+            yield name, f"its inbox {one.row.inbox_thread_id} is not there"
+        if one.row.inbox_thread_id in seen:
+            yield name, f"its inbox {one.row.inbox_thread_id} is another's too"
+        seen.add(one.row.inbox_thread_id)
+
+
+RULES = (runs_take_turns, messages_in_order, inboxes_are_there)

@@ -4,8 +4,9 @@ from collections import Counter
 
 from perdure.ops.verify.checks import Found, rule
 from perdure.ops.verify.record import LogLine, RunRecord
-from perdure.protocol.events import ChildEvent, HandoffEvent
+from perdure.protocol.events import ChildEvent, CustomEvent, HandoffEvent
 from perdure.protocol.states import TERMINAL, RunState
+from perdure.protocol.topics import PUBLISHED_EVENT_NAME
 
 
 @rule(
@@ -83,6 +84,39 @@ def participants_last(record: RunRecord) -> Found:
 
 
 @rule(
+    "I64",
+    "A `child` event with a topic follows the publication that it names, at most once for each "
+    "agent; the run that it names is detached and stands in the inbox that it names.",
+)
+def delivered_once(record: RunRecord) -> Found:
+    rows = {child.facts.run_id: child for child in record.children}
+    seen: set[tuple[int | None, str | None]] = set()
+    for line, data in record.of(ChildEvent):
+        if data.topic is None:
+            continue
+        source = record.lines_by_seq.get(data.published_seq or 0)
+        if not _says(source, data.topic) or (source is not None and source.seq >= line.seq):
+            yield line.name, f"nothing was published to {data.topic} at {data.published_seq}"
+        delivery = (data.published_seq, data.agent_id)
+        if delivery in seen:
+            yield line.name, f"it was delivered to {data.agent_id} before"
+        seen.add(delivery)
+        child = rows.get(data.child_run_id or "")
+        if child is None:
+            continue
+        if not child.facts.detached or child.facts.thread_id != data.thread_id:
+            yield line.name, f"{data.child_run_id} is not a run of the inbox {data.thread_id}"
+
+
+def _says(line: LogLine | None, topic: str) -> bool:
+    data = line.data if line is not None else None
+    if not isinstance(data, CustomEvent) or data.name != PUBLISHED_EVENT_NAME:
+        return False
+    dropped = data.value is None  # a large one, which this record does not keep
+    return dropped or (isinstance(data.value, dict) and data.value.get("topic") == topic)
+
+
+@rule(
     "I39",
     "The tool calls that a run made, those of its ended children and what is kept for the others "
     "stay within its budget. (Each child's budget is what was kept for it: so the tree does.)",
@@ -99,7 +133,10 @@ def calls_in_budget(record: RunRecord) -> Found:
     used = len(made) + (below or 0) + kept
     if used > limit:
         yield "run", f"{used} calls were made or are kept, the budget is {limit}"
+    delivered = {data.child_run_id for _, data in record.of(ChildEvent) if data.topic is not None}
     for child in record.children:
+        if child.facts.run_id in delivered:
+            continue  # a subscriber's run is paid for by who subscribed
         if child.facts.options.budget.tool_calls is None:
             yield child.facts.run_id, "its parent has a budget of tool calls, it has none"
 
@@ -124,6 +161,7 @@ RULES = (
     spawned_once,
     reported_once,
     participants_last,
+    delivered_once,
     calls_in_budget,
     agent_agrees,
 )

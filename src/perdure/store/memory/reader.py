@@ -21,7 +21,9 @@ from perdure.protocol.records import (
 )
 from perdure.protocol.runs import RunFacts, RunHot, RunRow
 from perdure.protocol.states import TERMINAL, InterruptStatus, ParkedOn, is_open
+from perdure.protocol.topics import SubscriptionRow
 from perdure.store.commits import DueTimer, TimerKind
+from perdure.store.memory.subscriptions import listed
 from perdure.store.memory.tables import Run, Tables
 from perdure.store.ports import (
     Backlog,
@@ -232,6 +234,12 @@ class MemoryReader:
             and (until is None or row.position <= until)
         ]
         return sorted(rows, key=lambda row: row.position)[:limit]
+
+    async def list_subscriptions(
+        self, tenant_id: str, thread_id: str, topic: str | None = None
+    ) -> list[SubscriptionRow]:
+        """See `Reader.list_subscriptions`."""
+        return listed(self._tables, tenant_id, thread_id, topic)
 
     async def list_agents(self) -> list[RegisteredAgent]:
         """See `Reader.list_agents`. Versions registered at one time are in order of version."""

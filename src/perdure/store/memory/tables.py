@@ -24,6 +24,7 @@ from perdure.protocol.records import (
 )
 from perdure.protocol.runs import RunFacts, RunHot, RunRow
 from perdure.protocol.states import TERMINAL, AttemptEnd, ParkedOn
+from perdure.protocol.topics import SubscriptionRow
 from perdure.store.commits import NewBlob, Replayed, RequestKey, TimerKind
 from perdure.store.rules import Kept, next_in_thread
 
@@ -110,6 +111,10 @@ class Tables:
     request_keys: dict[tuple[str, str, str], Replayed] = field(
         default_factory=dict[tuple[str, str, str], Replayed]
     )
+    subscriptions: dict[tuple[str, str, str], SubscriptionRow] = field(
+        default_factory=dict[tuple[str, str, str], SubscriptionRow]
+    )
+    """By (thread, topic, agent)."""
     late: dict[tuple[str, int], LateRow] = field(default_factory=dict[tuple[str, int], LateRow])
     agents: dict[tuple[str, str], Registered] = field(
         default_factory=dict[tuple[str, str], Registered]

@@ -10,6 +10,7 @@ from perdure.protocol.messages import Role
 from perdure.protocol.records import LateRow, MessageRow, ThreadRow
 from perdure.protocol.runs import RunHot
 from perdure.protocol.states import AttemptEnd
+from perdure.protocol.topics import SubscriptionRow
 from perdure.store import rules
 from perdure.store.commits import (
     AgentRegistration,
@@ -31,6 +32,7 @@ from perdure.store.commits import (
     TimerKind,
     ToolRegistration,
 )
+from perdure.store.memory import subscriptions
 from perdure.store.memory.admission import claim, insert
 from perdure.store.memory.applying import apply
 from perdure.store.memory.cancelling import cancel
@@ -234,6 +236,16 @@ class MemoryStore:
         if found is None:
             tables.add_message(message)
         return tables.messages[message_id]
+
+    async def put_subscription(self, row: SubscriptionRow, inbox: ThreadRow) -> SubscriptionRow:
+        """See `Store.put_subscription`."""
+        return subscriptions.put(self._tables, row, inbox)
+
+    async def delete_subscription(
+        self, tenant_id: str, thread_id: str, topic: str, agent_id: str
+    ) -> bool:
+        """See `Store.delete_subscription`."""
+        return subscriptions.remove(self._tables, tenant_id, (thread_id, topic, agent_id))
 
     async def register(
         self, agents: Sequence[AgentRegistration], tools: Sequence[ToolRegistration]

@@ -21,6 +21,7 @@ from perdure.protocol.records import (
     ToolCallRow,
 )
 from perdure.protocol.runs import RunRow
+from perdure.protocol.topics import SubscriptionRow
 from perdure.store.commits import DueTimer
 from perdure.store.ports import (
     Backlog,
@@ -35,6 +36,7 @@ from perdure.store.postgres import rows
 from perdure.store.postgres.driver import Pool, Row
 from perdure.store.postgres.lanes import keep_trying
 from perdure.store.postgres.statements import SQL
+from perdure.store.postgres.subscriptions import subscription_of
 from perdure.store.postgres.wire import digest_out, id_in, id_out
 from perdure.store.reading import OnUnreadable, log_unreadable
 
@@ -265,6 +267,13 @@ class PostgresReader:
         """See `Reader.list_messages`."""
         found = await self._fetch("list_messages", hex_of(thread_id), after, until, limit)
         return [rows.message_of(row) for row in found]
+
+    async def list_subscriptions(
+        self, tenant_id: str, thread_id: str, topic: str | None = None
+    ) -> list[SubscriptionRow]:
+        """See `Reader.list_subscriptions`."""
+        found = await self._fetch("list_subscriptions", tenant_id, hex_of(thread_id), topic)
+        return [subscription_of(row) for row in found]
 
     async def list_agents(self) -> list[RegisteredAgent]:
         """See `Reader.list_agents`. Versions registered at one time are in order of version."""

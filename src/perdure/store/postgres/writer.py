@@ -15,6 +15,7 @@ from perdure.protocol.errors import Conflict
 from perdure.protocol.messages import Role
 from perdure.protocol.records import MessageRow, ThreadRow
 from perdure.protocol.runs import RunHot
+from perdure.protocol.topics import SubscriptionRow
 from perdure.store.commits import (
     AgentRegistration,
     Busy,
@@ -35,7 +36,7 @@ from perdure.store.commits import (
     Swept,
     ToolRegistration,
 )
-from perdure.store.postgres import moves, retention, threads
+from perdure.store.postgres import moves, retention, subscriptions, threads
 from perdure.store.postgres.admission import Admission, claim
 from perdure.store.postgres.committing import Committer
 from perdure.store.postgres.driver import Connection
@@ -170,6 +171,17 @@ class PostgresStore:
             created_at=from_micros(0),
         )
         return await self._move(lambda c: threads.append_message(c, message, key, self._now()))
+
+    async def put_subscription(self, row: SubscriptionRow, inbox: ThreadRow) -> SubscriptionRow:
+        """See `Store.put_subscription`."""
+        return await self._move(lambda c: subscriptions.put_subscription(c, row, inbox))
+
+    async def delete_subscription(
+        self, tenant_id: str, thread_id: str, topic: str, agent_id: str
+    ) -> bool:
+        """See `Store.delete_subscription`."""
+        key = (thread_id, topic, agent_id)
+        return await self._move(lambda c: subscriptions.delete_subscription(c, tenant_id, key))
 
     async def register(
         self, agents: Sequence[AgentRegistration], tools: Sequence[ToolRegistration]

@@ -32,6 +32,7 @@ from perdure.protocol.records import (
 )
 from perdure.protocol.runs import RunRow
 from perdure.protocol.states import InterruptStatus
+from perdure.protocol.topics import SubscriptionRow
 from perdure.store.commits import DueTimer
 from perdure.store.ports import (
     Backlog,
@@ -48,6 +49,7 @@ from perdure.store.sqlite.connection import SQL
 from perdure.store.sqlite.readers import Readers
 from perdure.store.sqlite.rows import pack_digest, pack_id
 from perdure.store.sqlite.schema import known_migrations, pending_migrations
+from perdure.store.sqlite.subscriptions import read_subscription
 
 _FIRST: Final = b""
 _LAST: Final = b"\xff" * 17
@@ -276,6 +278,15 @@ class SqliteReader:
         key = _key(THREAD, thread_id)
         return await self._readers.rows(
             "list_messages", key, after, end, limit, convert=rows.read_message
+        )
+
+    async def list_subscriptions(
+        self, tenant_id: str, thread_id: str, topic: str | None = None
+    ) -> list[SubscriptionRow]:
+        """See `Reader.list_subscriptions`."""
+        key = _key(THREAD, thread_id)
+        return await self._readers.rows(
+            "list_subscriptions", tenant_id, key, topic, convert=read_subscription
         )
 
     async def list_agents(self) -> list[RegisteredAgent]:

@@ -10,6 +10,7 @@ from perdure.protocol.ids import RUN, is_id
 from perdure.protocol.messages import Role
 from perdure.protocol.records import MessageRow, ThreadRow
 from perdure.protocol.runs import RunHot
+from perdure.protocol.topics import SubscriptionRow
 from perdure.store.commits import (
     AgentRegistration,
     CancelWish,
@@ -31,7 +32,7 @@ from perdure.store.commits import (
     ToolRegistration,
 )
 from perdure.store.rules import check_batch
-from perdure.store.sqlite import admission, moves, retention
+from perdure.store.sqlite import admission, moves, retention, subscriptions
 from perdure.store.sqlite.prepared import Prepared, prepare
 from perdure.store.sqlite.transaction import Transaction
 from perdure.store.sqlite.writer import Writer
@@ -140,6 +141,19 @@ class SqliteStore:
             created_at=from_micros(0),
         )
         return await self._writer.run(partial(admission.append_message, message=message, key=key))
+
+    async def put_subscription(self, row: SubscriptionRow, inbox: ThreadRow) -> SubscriptionRow:
+        """See `Store.put_subscription`."""
+        return await self._writer.run(lambda tx: subscriptions.put_subscription(tx, row, inbox))
+
+    async def delete_subscription(
+        self, tenant_id: str, thread_id: str, topic: str, agent_id: str
+    ) -> bool:
+        """See `Store.delete_subscription`."""
+        key = (thread_id, topic, agent_id)
+        return await self._writer.run(
+            lambda tx: subscriptions.delete_subscription(tx, tenant_id, key)
+        )
 
     async def register(
         self, agents: Sequence[AgentRegistration], tools: Sequence[ToolRegistration]

@@ -32,6 +32,7 @@ _PARTS = (
     "rows",
     "texts",
     "timers",
+    "topics",
     "trees",
     "writes",
 )
@@ -60,6 +61,7 @@ from perdure.testing.conformance.retention import RetentionContract  # noqa: E40
 from perdure.testing.conformance.rows import RowContract  # noqa: E402
 from perdure.testing.conformance.texts import TextContract  # noqa: E402
 from perdure.testing.conformance.timers import TimerContract  # noqa: E402
+from perdure.testing.conformance.topics import SubscriptionContract  # noqa: E402
 from perdure.testing.conformance.trees import (  # noqa: E402
     HandoffContract,
     TreeCancelContract,
@@ -87,6 +89,7 @@ __all__ = [
     "RequestKeyContract",
     "RetentionContract",
     "RowContract",
+    "SubscriptionContract",
     "TextContract",
     "ThreadContract",
     "TimerContract",

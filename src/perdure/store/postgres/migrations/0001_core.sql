@@ -334,6 +334,19 @@ CREATE TABLE timers (
 ) WITH (fillfactor = 80);
 CREATE INDEX timers_by_due ON timers (due_at);
 
+-- Who gets a run for each publication to a topic of a thread; the runs stand in the inbox.
+CREATE TABLE subscriptions (
+    thread_id uuid NOT NULL,
+    inbox_thread_id uuid NOT NULL,
+    created_at timestamptz NOT NULL,
+    tenant_id text NOT NULL,
+    topic text NOT NULL,
+    agent_id text NOT NULL,
+    terms bytea NOT NULL,
+    caller bytea NOT NULL,
+    PRIMARY KEY (thread_id, topic, agent_id)
+);
+
 CREATE TABLE agents (
     registered_at timestamptz NOT NULL,
     ordinal bigint GENERATED ALWAYS AS IDENTITY,

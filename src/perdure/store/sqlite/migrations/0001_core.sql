@@ -316,6 +316,19 @@ CREATE TABLE threads (
     updated_at INTEGER NOT NULL
 ) STRICT;
 
+-- Who gets a run for each publication to a topic of a thread; the runs stand in the inbox.
+CREATE TABLE subscriptions (
+    thread_id BLOB NOT NULL,
+    topic TEXT NOT NULL,
+    agent_id TEXT NOT NULL,
+    tenant_id TEXT NOT NULL,
+    inbox_thread_id BLOB NOT NULL CHECK (length(inbox_thread_id) = 16),
+    created_at INTEGER NOT NULL,
+    terms BLOB NOT NULL,
+    caller BLOB NOT NULL,
+    PRIMARY KEY (thread_id, topic, agent_id)
+) STRICT, WITHOUT ROWID;
+
 CREATE TABLE messages (
     thread_id BLOB NOT NULL,
     position INTEGER NOT NULL,
