@@ -103,6 +103,12 @@ fuzz: $(VENV)/.dev  ## Schemathesis against the API, five minutes on each store;
 crash: $(VENV)/.dev  ## the long kill -9 campaign
 	$(BIN)/python -m pytest tests/crash tests/store -m crash_full $(ARGS)
 
+.PHONY: model
+model:  ## check the formal model of lease, fence and cancel; needs spin and a C compiler
+	@command -v spin >/dev/null && command -v cc >/dev/null || { \
+		echo "make model needs spin and cc on PATH (on Debian: apt-get install spin gcc)." >&2; exit 1; }
+	@formal/check.sh
+
 # Off: 102 (awaits in finally stand in shielded scopes with a limit, which it cannot see through
 # helpers), 106 (a style of import), 114 (knows the name `start` only by convention), 124 (a port's
 # methods are async whether one adapter awaits or not), 9xx (for trio; off by default).
