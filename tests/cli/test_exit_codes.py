@@ -26,19 +26,50 @@ INTERRUPT_ID = "int_" + "0" * 32
     ],
 )
 def test_what_is_not_there_is_4(perdure: Program, words: tuple[str, ...]) -> None:
+    perdure("db", "upgrade")
     done = perdure(*words)
     assert (done.code, done.out) == (ExitCode.NOT_FOUND, "")
     assert done.err.startswith("error: not_found: ")
+    assert "no database" not in done.err
     assert done.err.count("\n") == 1
 
 
-@pytest.mark.parametrize("words", [("runs", "list"), ("agents", "list"), ("verify",)])
+@pytest.mark.parametrize(
+    "words",
+    [("runs", "list"), ("agents", "list"), ("verify",), ("run", "echo"), ("db", "status")],
+)
 def test_looking_at_a_database_that_is_not_there_makes_none(
     perdure: Program, words: tuple[str, ...]
 ) -> None:
     done = perdure(*words, "--db", "sqlite:///missing/no.db")
-    assert (done.code, done.out) == (ExitCode.NOT_FOUND, "")
+    assert done.code == (ExitCode.RUN_FAILED if "status" in words else ExitCode.NOT_FOUND)
     assert not (perdure.folder / "missing").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("run", "echo", "--priority", "1000"), "--priority: must be at most 100"),
+        (("run", "echo", "--options", '{"nonsense": 1}'), "--options at /nonsense: there is no"),
+        (("run", "echo", "--timeout", "3"), "--timeout needs --wait"),
+        (("runs", "cancel-many"), "name which runs to cancel, or say `all` (--all)"),
+    ],
+)
+def test_what_is_wrong_is_named_by_its_option(
+    perdure: Program, words: tuple[str, ...], says: str
+) -> None:
+    perdure("db", "upgrade")
+    done = perdure(*words)
+    assert done.code == ExitCode.USAGE
+    assert says in " ".join(done.err.split())
+
+
+def test_a_field_of_a_refused_request_is_named_by_its_option(perdure: Program) -> None:
+    perdure("run", "asks", "--here", "--agents", REFERENCE)
+    (asked,) = perdure("interrupts", "list", "--json").json["items"]
+    done = perdure("interrupts", "resolve", asked["interrupt_id"], "--edit", "{}")
+    assert done.code == ExitCode.USAGE
+    assert "/" not in done.err
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,17 @@ def test_a_run_that_nobody_carries_out_times_out_and_stays(perdure: Program) -> 
     assert [run["run_id"] for run in listed] == [done.json["run_id"]]
 
 
+def test_a_cancel_of_a_run_that_has_ended_says_so(perdure: Program) -> None:
+    """R-9.1: it changes nothing, and is no error."""
+    ended = perdure("run", "echo", "--json", *HERE).json["run_id"]
+    done = perdure("runs", "cancel", ended)
+    assert done.code == 0
+    assert "had ended before (COMPLETED)" in done.err
+    waits = perdure("run", "asks", "--json", *HERE).json["run_id"]
+    for _ in range(2):
+        assert perdure("runs", "cancel", waits).err == ""
+
+
 def test_a_run_without_wait_returns_at_once(perdure: Program) -> None:
     perdure("run", "echo", *HERE)
     done = perdure("run", "echo")

@@ -68,6 +68,17 @@ def test_an_unknown_region_fails_the_run_and_says_why(perdure: Program) -> None:
     done = perdure("demo", "--yes", "--json", "--region", "Atlantis")
     assert (done.code, done.json["state"], done.json["products"]) == (1, "failed", [])
     assert "unknown region 'Atlantis'; known: France" in done.err
+    assert "state failed: TOOL_ERROR" in done.err
+
+
+def test_where_nothing_can_be_typed_the_run_is_left_waiting(perdure: Program) -> None:
+    """As with `make demo </dev/null`: how to answer is said, and nobody waits for ever."""
+    with Path(os.devnull).open(encoding="utf-8") as nothing:
+        perdure.patch.setattr(sys, "stdin", nothing)
+        done = perdure("demo", "--json")
+    assert (done.code, done.json["state"]) == (3, "waiting_human")
+    assert re.search(r"interrupts resolve int_\w+ --approve", done.err)
+    assert "worker --agents perdure.demo.agent:registry" in done.err
 
 
 def test_a_model_without_key_is_refused_at_once(perdure: Program) -> None:

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from perdure.ops.verify import CHECKS, WAITING, Finding, VerifyReport, verify
-from perdure.ops.verify.docs import table
 from perdure.protocol.errors import NotFound
 from perdure.store.sqlite import SqliteDatabase
+from tests.ops.invariants import COMMAND, NAME, page
 from tests.ops.verify_history import History, make_history
 from tests.ops.verify_mutants import MUTANTS, TYPES, Mutant, by_check
 
-PAGE = Path(__file__).parents[2] / "docs" / "reference" / "invariants.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / NAME
 
 
 @pytest.fixture(scope="module")
@@ -108,4 +108,4 @@ def test_a_check_that_waits_is_not_made() -> None:
 
 
 def test_the_reference_page_is_generated_from_the_table() -> None:
-    assert PAGE.read_text(encoding="utf-8") == table(by_check())
+    assert PAGE.read_text(encoding="utf-8") == page(), f"run: .venv/bin/{COMMAND}"

@@ -1,6 +1,7 @@
 """Runs over HTTP, from creation to the end (R-3, R-9.1)."""
 
 import json
+import re
 from collections.abc import AsyncGenerator
 
 import anyio
@@ -59,6 +60,29 @@ async def test_a_planner_that_raises_ends_as_failed_with_a_code(world: World) ->
     run = await world.start("broken", options={"max_attempts": 2}, wait=5)
     assert run["state"] == "failed"
     assert run["error"]["code"] in {"RETRIES_EXHAUSTED", "INTERNAL"}
+    assert re.search(r"a fault of the planner \(world\.py:\d+\)", run["error"]["reason"])
+
+
+async def test_a_body_that_is_missing_is_asked_for(world: World) -> None:
+    """Nothing is cancelled by a request that says nothing."""
+    run = await world.start("asker", wait=5)
+    answer = await world.http.post("/v1/runs/cancel")
+    problem = answer.json()
+    assert (answer.status_code, problem["code"]) == (422, "invalid")
+    assert problem["detail"] == "the request needs a body: a JSON object"
+    assert (await world.get(f"/v1/runs/{run['run_id']}"))["state"] == "waiting_human"
+
+
+async def test_what_does_not_fit_is_told_with_its_field_and_not_in_the_validators_words(
+    world: World,
+) -> None:
+    answer = await world.http.post("/v1/agents/echo/run", json={"nonsense": 1, "options": 3})
+    found = {item["field"]: item["detail"] for item in answer.json()["errors"]}
+    assert found == {
+        "/input": "is missing",
+        "/nonsense": "there is no such field",
+        "/options": "must be an object",
+    }
 
 
 async def test_the_same_key_returns_the_same_run(world: World) -> None:

@@ -17,7 +17,7 @@ from perdure.protocol.runs import RunRow
 from perdure.signals.local import LocalSignals
 from perdure.store.commits import Busy, CancelRequested, Claimed, Commit, CommitResult, Committed
 from perdure.store.postgres import PostgresDatabase, lanes
-from perdure.store.postgres.driver import Connection, Pool
+from perdure.store.postgres.driver import Connection, Pool, place_of
 from perdure.store.postgres.errors import DataRefused
 from perdure.store.postgres.lanes import keep_trying
 from perdure.testing import builders as make
@@ -410,3 +410,31 @@ async def test_a_busy_row_does_not_hold_up_the_heartbeat_of_others(postgres_dsn:
             await transaction.commit()
         await locker.close()
         assert (await look(database, busy)).hot.lease_expires_at != busy.row.hot.lease_expires_at
+
+
+async def test_a_server_that_is_not_there_is_named_in_one_line_without_the_password(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(lanes, "PATIENCE_S", 0.3)
+    caplog.set_level("INFO")
+    with pytest.raises(Unavailable) as raised:
+        async with PostgresDatabase("postgresql://me:secret@127.0.0.1:1/name"):
+            pass
+    assert "no PostgreSQL answers at 127.0.0.1:1" in raised.value.message
+    assert "PERDURE_DB__URL" in raised.value.message
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "127.0.0.1:1" in line
+    assert "secret" not in raised.value.message + line
+
+
+@pytest.mark.parametrize(
+    ("dsn", "place"),
+    [
+        ("postgresql://me:secret@db.example/name", "db.example:5432"),
+        ("postgresql://[::1]:6000/name", "[::1]:6000"),
+        ("postgresql:///name?host=/run/postgresql", "the host that the driver chose"),
+        ("postgresql://host:port/name", "the host of the DSN"),
+    ],
+)
+def test_a_place_is_host_and_port_alone(dsn: str, place: str) -> None:
+    assert place_of(dsn) == place

@@ -1,6 +1,7 @@
 """What an execution comes to: values, errors, limits (UNI, TOO, F35-F41)."""
 
 import json
+import linecache
 from datetime import date
 
 import anyio
@@ -235,3 +236,18 @@ def test_any_value_becomes_strict_json_or_is_refused(value: object) -> None:
     again = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     assert again == cleaned
     assert clean(again) == cleaned
+
+
+async def test_an_error_tells_the_line_of_the_tool_and_no_folder_of_this_machine() -> None:
+    """The innermost line of the author's own code, also when a library raised below it."""
+
+    @tool
+    def reads(text: str) -> object:
+        return json.loads(text)
+
+    async with LocalToolRunner(ToolRegistry([reads])) as runner:
+        error = (await runner.invoke(invocation_of(reads.spec, {"text": "{"}))).result.error
+    assert error is not None
+    file, _, line = str(error.details["at"]).partition(":")
+    code = linecache.getline(__file__, int(line)).strip()
+    assert (file, code) == ("test_results.py", "return json.loads(text)")

@@ -18,6 +18,7 @@ from perdure.protocol.decisions import Publish
 from perdure.protocol.errors import Conflict, Invalid
 from perdure.protocol.policies import RetryPolicy
 from perdure.protocol.tools import ToolSpec
+from perdure.protocol.wording import first_problem
 from perdure.tools.api import Tool
 from perdure.tools.registry import ToolRegistry
 from perdure.tools.usercode import UserCode
@@ -85,9 +86,9 @@ def loop_agent(
             code_digest=code_digest,
         )
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise Invalid(f"agent {agent_id!r}: {where}: {first['msg']}", field=where) from None
+        place, text = first_problem(error)
+        where = ".".join(place)
+        raise Invalid(f"agent {agent_id!r}: {where}: {text}", field=where) from None
     return HostedAgent(
         card=card,
         planner=planner,

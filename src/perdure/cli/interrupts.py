@@ -5,14 +5,18 @@ from typing import Annotated
 import typer
 from pydantic import JsonValue
 
-from perdure.cli.options import LIMIT_DEFAULT, After, Db, Json, Limit, json_of, on_service
-from perdure.ops.output import (
-    json_text,
-    note,
-    print_fields,
-    print_json,
-    print_table,
+from perdure.cli.options import (
+    LIMIT_DEFAULT,
+    After,
+    Db,
+    Json,
+    Limit,
+    json_of,
+    on_service,
+    print_object,
+    print_page,
 )
+from perdure.ops.output import json_text, note
 from perdure.protocol.states import Answer, InterruptStatus
 from perdure.service import interrupts as service_interrupts
 from perdure.service.base import Service, Slice
@@ -48,19 +52,30 @@ def list_(
             limit=limit,
         )
 
-    found = on_service(db, work)
-    if json:
-        print_json({"items": found.items, "next": found.next})
-        return
-    print_table(
+    print_page(
+        on_service(db, work),
         ("INTERRUPT", "RUN", "KIND", "STATUS", "ASKS"),
-        [
-            (item.interrupt_id, item.run_id, item.kind, item.status, _asks(item))
-            for item in found.items
-        ],
+        lambda item: (item.interrupt_id, item.run_id, item.kind, item.status, _asks(item)),
+        json=json,
     )
-    if found.next:
-        note(f"more: --after {found.next}")
+
+
+Edit = Annotated[
+    str | None,
+    typer.Option(
+        "--edit", metavar="JSON", help="Let it run with these arguments.", show_default=False
+    ),
+]
+Respond = Annotated[
+    str | None,
+    typer.Option("--respond", metavar="JSON", help="Answer with a value.", show_default=False),
+]
+Happened = Annotated[
+    str | None,
+    typer.Option(
+        "--happened", metavar="REF", help="It took effect, under this id.", show_default=False
+    ),
+]
 
 
 @app.command()
@@ -68,22 +83,9 @@ def resolve(
     interrupt: Annotated[str, typer.Argument(metavar="ID", help="Id of the interrupt.")],
     approve: Annotated[bool, typer.Option("--approve", help="Let the call run as asked.")] = False,
     reject: Annotated[bool, typer.Option("--reject", help="Do not let it run.")] = False,
-    edit: Annotated[
-        str | None,
-        typer.Option(
-            "--edit", metavar="JSON", help="Let it run with these arguments.", show_default=False
-        ),
-    ] = None,
-    respond: Annotated[
-        str | None,
-        typer.Option("--respond", metavar="JSON", help="Answer with a value.", show_default=False),
-    ] = None,
-    happened: Annotated[
-        str | None,
-        typer.Option(
-            "--happened", metavar="REF", help="It took effect, under this id.", show_default=False
-        ),
-    ] = None,
+    edit: Edit = None,
+    respond: Respond = None,
+    happened: Happened = None,
     retry: Annotated[bool, typer.Option("--retry", help="Run it again.")] = False,
     skip: Annotated[
         bool, typer.Option("--skip", help="Go on without knowing what became of it.")
@@ -120,21 +122,20 @@ def resolve(
         return await service_interrupts.resolve(service, LOCAL, interrupt, request)
 
     answered = on_service(db, work)
-    view = answered.interrupt
-    if json:
-        print_json({"interrupt": view, "replayed": answered.replayed})
-        return
-    print_fields(
-        [
-            ("interrupt", view.interrupt_id),
-            ("run", view.run_id),
-            ("status", view.status),
-            ("answer", view.answer),
-            ("by", view.answered_by),
-        ]
-    )
+    document = {"interrupt": answered.interrupt, "replayed": answered.replayed}
+    print_object(document, _fields_of(answered.interrupt), json=json)
     if answered.replayed:
         note("the same answer was given before")
+
+
+def _fields_of(view: InterruptView) -> list[tuple[str, object]]:
+    return [
+        ("interrupt", view.interrupt_id),
+        ("run", view.run_id),
+        ("status", view.status),
+        ("answer", view.answer),
+        ("by", view.answered_by),
+    ]
 
 
 def _the_one(answers: dict[Answer, bool]) -> Answer:

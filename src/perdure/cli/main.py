@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 
 from perdure.cli.commands import Command, build
+from perdure.cli.names import option_of
 from perdure.ops.exits import ExitCode, exit_of_error, sole_error
 from perdure.ops.output import complain
 from perdure.protocol.errors import PerdureError
@@ -15,13 +16,13 @@ def main() -> None:
     try:
         build(_wanted(sys.argv[1:]))()
     except PerdureError as error:
-        complain(error)
+        complain(error, option_of)
         sys.exit(exit_of_error(error))
     except BaseExceptionGroup as group:
         error = sole_error(group)
         if not isinstance(error, PerdureError):
             raise
-        complain(error)
+        complain(error, option_of)
         sys.exit(exit_of_error(error))
     except KeyboardInterrupt:
         sys.exit(ExitCode.INTERRUPTED)

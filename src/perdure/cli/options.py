@@ -2,19 +2,23 @@
 
 import logging
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
-from pydantic import JsonValue
+from pydantic import JsonValue, ValidationError
 
+from perdure.cli.names import option_of
 from perdure.ops.exits import run_async
+from perdure.ops.output import note, print_fields, print_json, print_table
 from perdure.ops.settings import Settings, load_settings
 from perdure.protocol.codec import parse_strict
 from perdure.protocol.errors import NotFound, PerdureError
+from perdure.protocol.wording import first_problem
 from perdure.runtime import open_service
-from perdure.service.base import PAGE_LIMIT_DEFAULT, PAGE_LIMIT_MAX, Service
+from perdure.service.base import PAGE_LIMIT_DEFAULT, PAGE_LIMIT_MAX, Service, Slice
 from perdure.telemetry.logs import configure_logs
 
 T = TypeVar("T")
@@ -84,16 +88,51 @@ def on_service(db: str | None, work: Callable[[Service], Awaitable[T]]) -> T:
     logging.getLogger().setLevel(logging.WARNING)  # a short command has nothing to report
 
     async def body() -> T:
-        path = settings.db.sqlite_path
-        if path is not None and not path.exists() and not path.parent.is_file():
-            raise NotFound(
-                f"there is no database at {path}; name it with --db or PERDURE_DB__URL, or make it "
-                "with `perdure db upgrade`"
-            )
-        async with open_service(settings) as service:
+        async with open_existing(settings) as service:
             return await work(service)
 
     return run_async(body)
+
+
+@asynccontextmanager
+async def open_existing(settings: Settings) -> AsyncGenerator[Service]:
+    """Open the use cases over a database that is there; raise NotFound and make none if not."""
+    path = settings.db.sqlite_path
+    if path is not None and not path.exists() and not path.parent.is_file():
+        raise NotFound(
+            f"there is no database at {path}; name it with --db or PERDURE_DB__URL, or make it "
+            "with `perdure db upgrade`"
+        )
+    async with open_service(settings) as service:
+        yield service
+
+
+def print_page(
+    found: Slice[T], heads: Sequence[str], cells: Callable[[T], Sequence[object]], *, json: bool
+) -> None:
+    """Print a page of a list: a table, and how to go on; or one JSON document."""
+    if json:
+        print_json({"items": found.items, "next": found.next})
+        return
+    print_table(heads, [cells(item) for item in found.items])
+    if found.next:
+        note(f"more: --after {found.next}")
+
+
+def print_object(value: object, fields: Sequence[tuple[str, object]], *, json: bool) -> None:
+    """Print an object: as JSON, or what a person wants to know of it."""
+    if json:
+        print_json(value)
+    else:
+        print_fields(fields)
+
+
+def usage_error(error: ValidationError, prefix: str = "") -> typer.BadParameter:
+    """Return the usage error for a request that does not fit; `prefix` is what it is part of."""
+    place, text = first_problem(error)
+    pointer = "".join(f"/{part}" for part in place)
+    where = option_of(prefix + pointer) if prefix + pointer else ""
+    return typer.BadParameter(f"{where}: {text}" if where else text)
 
 
 def find_modules_here() -> None:

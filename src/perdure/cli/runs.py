@@ -6,7 +6,18 @@ from typing import Annotated
 import typer
 from pydantic import JsonValue, ValidationError
 
-from perdure.cli.options import LIMIT_DEFAULT, After, Db, Json, Limit, json_of, on_service
+from perdure.cli.options import (
+    LIMIT_DEFAULT,
+    After,
+    Db,
+    Json,
+    Limit,
+    json_of,
+    on_service,
+    print_object,
+    print_page,
+    usage_error,
+)
 from perdure.ops.output import (
     note,
     print_fields,
@@ -18,8 +29,15 @@ from perdure.ops.timeline import line_of
 from perdure.protocol.base import format_time
 from perdure.protocol.codec import decode
 from perdure.protocol.errors import Conflict
+from perdure.protocol.failures import FailureCode
 from perdure.protocol.runs import Run, RunOptions
-from perdure.protocol.states import CancelAction, InterruptKind, InterruptStatus, RunState
+from perdure.protocol.states import (
+    TERMINAL,
+    CancelAction,
+    InterruptKind,
+    InterruptStatus,
+    RunState,
+)
 from perdure.service import branches as service_branches
 from perdure.service import checkpoints as service_checkpoints
 from perdure.service import runs as service_runs
@@ -76,19 +94,18 @@ def list_(
             limit=limit,
         )
 
-    found = on_service(db, work)
-    if json:
-        print_json({"items": found.items, "next": found.next})
-        return
-    print_table(
+    print_page(
+        on_service(db, work),
         ("RUN", "AGENT", "STATUS", "STEPS", "CREATED"),
-        [
-            (run.run_id, run.agent_id, run.status, run.step_index, format_time(run.created_at))
-            for run in found.items
-        ],
+        lambda run: (
+            run.run_id,
+            run.agent_id,
+            run.status,
+            run.step_index,
+            format_time(run.created_at),
+        ),
+        json=json,
     )
-    if found.next:
-        note(f"more: --after {found.next}")
 
 
 @app.command()
@@ -204,7 +221,7 @@ def cancel_many_(
             compensate=compensate,
         )
     except ValidationError as error:
-        raise typer.BadParameter(str(error.errors()[0]["msg"])) from None
+        raise usage_error(error) from None
 
     async def work(service: Service) -> list[str]:
         run_ids: list[str] = []
@@ -216,10 +233,7 @@ def cancel_many_(
         return run_ids
 
     run_ids = on_service(db, work)
-    if json:
-        print_json({"run_ids": run_ids})
-    else:
-        print_fields([("cancelled", len(run_ids))])
+    print_object({"run_ids": run_ids}, [("cancelled", len(run_ids))], json=json)
 
 
 @app.command()
@@ -291,10 +305,9 @@ def cancel(
         )
 
     found = on_service(db, work)
-    if json:
-        print_json(found)
-    else:
-        print_fields([("run", found.run_id), ("status", found.status)])
+    print_object(found, _short_fields(found), json=json)
+    if found.state in TERMINAL and not _was_cancelled(found):
+        note(f"the run had ended before ({found.status}): there was nothing left to cancel")
 
 
 @app.command("retry")
@@ -401,10 +414,8 @@ def diff(
 
 
 def _print_new_run(run: Run, json: bool) -> None:
-    if json:
-        print_json(run)
-    else:
-        print_fields([("run", run.run_id), ("thread", run.thread_id), ("status", run.status)])
+    fields = [("run", run.run_id), ("thread", run.thread_id), ("status", run.status)]
+    print_object(run, fields, json=json)
 
 
 @app.command("continue")
@@ -433,10 +444,15 @@ def continue_(
         return await service_runs.continue_run(service, LOCAL, run, request)
 
     found = on_service(db, work)
-    if json:
-        print_json(found)
-    else:
-        print_fields([("run", found.run_id), ("status", found.status)])
+    print_object(found, _short_fields(found), json=json)
+
+
+def _short_fields(run: Run) -> list[tuple[str, object]]:
+    return [("run", run.run_id), ("status", run.status)]
+
+
+def _was_cancelled(run: Run) -> bool:
+    return run.error is not None and run.error.code is FailureCode.RUN_CANCELLED
 
 
 def fields_of_run(run: Run) -> list[tuple[str, object]]:

@@ -16,6 +16,7 @@ from perdure.engine.context import CallRecord, PlannerContext
 from perdure.engine.ports import Planner
 from perdure.protocol.decisions import CallTools, Decision, Finish, GiveUp, ToolRequest
 from perdure.protocol.errors import Invalid
+from perdure.protocol.failures import FailureCode
 from perdure.protocol.states import ToolCallStatus
 
 AGENT_ID = "sales-analyst"
@@ -45,7 +46,7 @@ def decide(context: PlannerContext) -> Decision:
     failed = next((call for call in calls if call.status is not ToolCallStatus.SUCCEEDED), None)
     if failed is not None:
         reason = failed.error.reason if failed.error is not None else str(failed.status)
-        return GiveUp(reason=f"{failed.tool}: {reason}")
+        return GiveUp(code=FailureCode.TOOL_ERROR, reason=f"{failed.tool}: {reason}")
     done = {call.tool: call for call in calls}
     if "load_sales" not in done:
         return _call("load_sales", {}, "First I load the data.")

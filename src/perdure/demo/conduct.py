@@ -66,7 +66,8 @@ async def conduct(
 ) -> Outcome:
     """Start the run, show its events, have questions answered, and return once it has ended.
 
-    With `leave_waiting` it also returns when the run waits for a person and nobody here answers.
+    With `leave_waiting`, or when nothing can be typed here, it also returns when the run waits for
+    a person.
     """
     await _registered(service, order.agent_id)
     request = RunRequest(
@@ -107,7 +108,8 @@ class _Following:
     async def ask(self, interrupt_id: str) -> None:
         with anyio.CancelScope() as scope:
             self.question = scope
-            await self.person.answer(self.service, interrupt_id)
+            if not await self.person.answer(self.service, interrupt_id):
+                self.leave_waiting = True
             self.was_shown = True
 
     def take(self, event: EventView) -> None:

@@ -147,9 +147,14 @@ async def run_demo(request: Request, timeline: Timeline) -> Outcome:
     )
     opened = _drilled(state, url, timeline) if request.crash else _embedded(request, url)
     async with opened as service:
-        return await conduct(
+        outcome = await conduct(
             service, order, person, timeline, leave_waiting=request.no_input and not request.yes
         )
+    if outcome.run.state is RunState.WAITING_HUMAN:
+        worker = f"{_program()} worker --agents perdure.demo.agent:registry"
+        timeline.say("The run waits for that answer. Once it is given, a worker carries it on:")
+        timeline.say(f"  {worker} --db {shlex.quote(url)}", "")
+    return outcome
 
 
 @asynccontextmanager
@@ -216,15 +221,18 @@ def _csv(request: Request, state: Path) -> Path:
 
 
 def _resolve_command(url: str) -> str:
+    return f"{_program()} interrupts resolve {{}} --approve --db {shlex.quote(url)}"
+
+
+def _program() -> str:
+    """Return how this program is called in a shell."""
     program = Path(sys.argv[0]).absolute()
     found = shutil.which("perdure")
     if program.suffix == ".py" or not program.exists():
-        name = f"{shlex.quote(sys.executable)} -m perdure.cli.main"
-    elif found is not None and Path(found).absolute() == program:
-        name = "perdure"
-    else:
-        name = shlex.quote(str(program))
-    return f"{name} interrupts resolve {{}} --approve --db {shlex.quote(url)}"
+        return f"{shlex.quote(sys.executable)} -m perdure.cli.main"
+    if found is not None and Path(found).absolute() == program:
+        return "perdure"
+    return shlex.quote(str(program))
 
 
 # ---------------------------------------------------------------- saying what came of it
@@ -265,7 +273,10 @@ def _proof(outcome: Outcome, timeline: Timeline) -> bool:
         f"  effects published: {outcome.publications} (publish_report ran to its work "
         f"{outcome.publish_executions} time(s)); committed results produced again: {len(repeated)}"
     )
-    return outcome.run.state is RunState.SUCCEEDED and once and not repeated
+    proven = outcome.run.state is RunState.SUCCEEDED and once and not repeated
+    if proven:
+        say("  Nothing that was committed was done again, and the report was published once.")
+    return proven
 
 
 def _was_repeated(executions: Sequence[ExecutionView]) -> bool:

@@ -29,21 +29,25 @@ class Person:
     yes: bool
     asks: bool
 
-    async def answer(self, service: Service, interrupt_id: str) -> None:
-        """Answer an approval; return without when somebody else has to, or already did."""
+    async def answer(self, service: Service, interrupt_id: str) -> bool:
+        """Answer an approval, or show it when somebody else has to answer.
+
+        Returns whether to wait for that: not when the terminal's input is at its end.
+        """
         asked = await get_interrupt(service, LOCAL, interrupt_id)
         if self.yes and asked.kind is InterruptKind.APPROVAL:
             await self._resolve(service, interrupt_id, AnswerRequest(answer=Answer.APPROVE))
-            return
+            return True
         self._show(asked)
         while self.asks and asked.kind is InterruptKind.APPROVAL:
             line = await _read_line()
             if line is None:
-                self.timeline.say("nothing can be typed here: answer from another terminal", "")
-                return
+                self.timeline.say("nothing can be typed here: the run is left waiting", "")
+                return False
             request = self._understand(line, asked)
             if request is not None and await self._resolve(service, interrupt_id, request):
-                return
+                break
+        return True
 
     def _show(self, asked: InterruptView) -> None:
         say = self.timeline.say

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from pydantic import JsonValue
 
+from perdure.engine.blame import place_in_code
 from perdure.protocol.codec import clean, digest, digest_bytes, encode
 from perdure.protocol.errors import TooLarge
 from perdure.protocol.values import (
@@ -59,9 +60,11 @@ def short(text: str, limit: int = 2000) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """Return type and text of an error of foreign code, whose text may itself raise."""
+    """Return type, text and place of an error of foreign code, whose text may itself raise."""
     try:
         text = str(error)
     except Exception:  # noqa: BLE001  # a text that cannot be had is left out
         text = "(its text cannot be printed)"
-    return short(f"{type(error).__name__}: {text}")
+    place = place_in_code(error)
+    told = short(f"{type(error).__name__}: {text}", 1900)
+    return f"{told} ({place})" if place else told

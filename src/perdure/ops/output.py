@@ -1,7 +1,7 @@
 """How commands speak: data on stdout, everything else on stderr, no colours."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import orjson
 from pydantic import BaseModel, JsonValue
@@ -50,9 +50,9 @@ def note(text: str) -> None:
     sys.stderr.flush()
 
 
-def complain(error: PerdureError) -> None:
-    """Print an error as one line on stderr."""
-    where = f" ({error.field})" if error.field else ""
+def complain(error: PerdureError, named: Callable[[str], str] = str) -> None:
+    """Print an error as one line on stderr; `named` turns its field into what was typed."""
+    where = f" ({named(error.field)})" if error.field else ""
     note(f"error: {error.code}: {short(error.message, 2000)}{where}")
 
 

@@ -22,6 +22,7 @@ from typing_extensions import TypeIs
 from perdure.protocol.errors import Invalid
 from perdure.protocol.runs import QUEUE_DEFAULT, QueueName
 from perdure.protocol.tools import CALLBACK_S_MAX
+from perdure.protocol.wording import first_problem
 
 DB_URL_DEFAULT = "sqlite:///.perdure/perdure.db"
 
@@ -277,10 +278,8 @@ def load_settings(flags: Mapping[str, object] | None = None) -> Settings:
     try:
         return Settings.model_validate(merged)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        path = tuple(str(part) for part in first["loc"])
+        path, reason = first_problem(error)
         source = source_of(sources, path)
-        reason = first["msg"].removeprefix("Value error, ")
         raise Invalid(f"setting {'.'.join(path)} ({source}): {reason}") from None
 
 

@@ -23,6 +23,7 @@ from perdure.protocol.base import Stored
 from perdure.protocol.codec import clean, encode, escape_pointer
 from perdure.protocol.errors import PerdureError
 from perdure.protocol.states import NextAction
+from perdure.protocol.wording import sentence_of
 
 log = logging.getLogger("perdure.server")
 
@@ -233,7 +234,9 @@ async def on_validation_error(request: Request, error: Exception) -> Response:
 
 def _field_error(item: Mapping[str, object]) -> FieldError:
     place = [str(part) for part in cast("Sequence[object]", item.get("loc", ()))]
-    detail = _shown(str(item.get("msg", "not valid")))
+    if place == ["body"] and item.get("type") == "missing":
+        return FieldError(field="", detail="the request needs a body: a JSON object")
+    detail = _shown(sentence_of(item))
     if place[:1] == ["body"]:
         pointer = "".join(f"/{escape_pointer(_shown(part))}" for part in place[1:])
         return FieldError(field=pointer[:500], detail=detail)

@@ -11,6 +11,7 @@ from perdure.protocol.failures import FailureCode
 from perdure.protocol.policies import RetryPolicy
 from perdure.protocol.states import SideEffect
 from perdure.protocol.tools import ToolSpec
+from perdure.protocol.wording import sentence_of
 from perdure.tools.api import Isolation, Operation, Performed, Returned, ToolContext, failed
 from perdure.tools.docstrings import describe
 from perdure.tools.signatures import (
@@ -188,7 +189,7 @@ def _bind(inputs: Inputs, context: ToolContext, args: JsonValue) -> dict[str, An
         return inputs.bind(context, args)
     except ValidationError as error:
         problems = [
-            f"/{'/'.join(map(str, problem['loc']))}: {problem['msg']}"
+            f"/{'/'.join(map(str, problem['loc']))}: {sentence_of(problem)}"
             for problem in error.errors(include_url=False, include_input=False)[:5]
         ]
         return failed("; ".join(problems), code=FailureCode.TOOL_ARGUMENT_INVALID)

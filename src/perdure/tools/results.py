@@ -11,6 +11,7 @@ from typing import Literal, cast
 
 from pydantic import JsonValue
 
+from perdure.engine.blame import place_in_code
 from perdure.engine.ports import ProducedArtifact, ToolOutcome
 from perdure.protocol.codec import clean, encode
 from perdure.protocol.errors import Invalid
@@ -248,7 +249,9 @@ def _failure_of(error: BaseException) -> Failure:
             reason = "CancelledError: the tool cancelled itself"
             return _failure(FailureCode.TOOL_ERROR, reason, details={"type": name})
         case _:
-            return _failure(FailureCode.TOOL_ERROR, _told(error), details={"type": name})
+            place = place_in_code(error)
+            details = {"type": name, "at": place} if place else {"type": name}
+            return _failure(FailureCode.TOOL_ERROR, _told(error), details=details)
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

@@ -16,6 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from perdure.engine.context import OpenMessage, PlannerContext
 from perdure.engine.ports import PlannerFailure
+from perdure.engine.values import describe
 from perdure.protocol.decisions import Decision
 from perdure.protocol.failures import Failure, FailureCode, Stage
 from perdure.tools.bridge import Call, Mailbox
@@ -152,7 +153,7 @@ def _decided(call: Call[object]) -> Decision:
     if isinstance(error, PlannerFailure):
         raise error
     if error is not None:
-        raise PlannerBroken(f"the planner raised {type(error).__name__}: {error}"[:2000]) from None
+        raise PlannerBroken(f"the planner raised {describe(error)}") from None
     value = call.value
     if inspect.iscoroutine(value):
         value.close()

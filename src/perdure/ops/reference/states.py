@@ -52,6 +52,8 @@ An interrupt is `pending`, then `answered`, `expired` or `cancelled` for good.
 |---|---|
 """
 
+_CONTINUED = "none: the run is continued (`POST /v1/runs/{run_id}/continue`)"
+
 MachineState = TypeVar("MachineState", bound=StrEnum)
 
 _AT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -125,7 +127,10 @@ def states_page() -> str:
             "\n## Tool call\n\nThe last seven are outcomes: a call has exactly one, and keeps it.\n\n",
             _machine(TOOL_CALL_TRANSITIONS),
             _INTERRUPT_HEAD,
-            *(f"| `{kind}` | {_codes(answers)} |\n" for kind, answers in ANSWERS.items()),
+            *(
+                f"| `{kind}` | {_codes(answers) or _CONTINUED} |\n"
+                for kind, answers in ANSWERS.items()
+            ),
         ]
     )
 

@@ -7,8 +7,6 @@ from perdure.ops.verify.table import CHECKS, WAITING
 _HEAD = """\
 # Invariants
 
-Generated from the table of checks by `perdure.ops.verify.docs`; do not edit.
-
 `perdure verify` reads a database run by run and reports every row that breaks one of these
 statements. Each check is proved by mutants: a clean history of real runs yields no finding, and a
 copy of it with the one fault named here is caught by that check.

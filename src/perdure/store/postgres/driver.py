@@ -8,12 +8,14 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol, cast
+from urllib.parse import urlsplit
 
 import asyncpg
 
 Row = Mapping[str, Any]
 
 CONNECT_S = 10.0
+PORT_DEFAULT = 5432
 CLOSE_S = 2.0
 
 # Nearly every statement finds its rows by key. Plans must not depend on statistics that are minutes
@@ -60,15 +62,42 @@ class Connection(Protocol):
 
 
 async def connect(dsn: str, *, timeout_s: float = CONNECT_S) -> Connection:
-    """Open a direct connection. The driver's errors pass; `errors.translate` reads them."""
-    opened: object = await asyncpg.connect(
-        dsn,
-        timeout=timeout_s,
-        max_cached_statement_lifetime=0,
-        max_cacheable_statement_size=0,
-        server_settings=SETTINGS,
-    )
+    """Open a direct connection.
+
+    Raises Unreached, with the host, when nobody answers there; the driver's other errors pass, and
+    `errors.translate` reads them.
+    """
+    try:
+        opened: object = await asyncpg.connect(
+            dsn,
+            timeout=timeout_s,
+            max_cached_statement_lifetime=0,
+            max_cacheable_statement_size=0,
+            server_settings=SETTINGS,
+        )
+    except (OSError, TimeoutError) as error:
+        raise Unreached(place_of(dsn), error) from error
     return cast("Connection", opened)
+
+
+class Unreached(OSError):
+    """Nobody answers where the database should be."""
+
+    def __init__(self, place: str, reason: Exception) -> None:
+        super().__init__(f"{place}: {type(reason).__name__}")
+        self.place = place
+
+
+def place_of(dsn: str) -> str:
+    """Return host and port of a DSN, never its user, password or parameters."""
+    try:
+        parts = urlsplit(dsn)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        return "the host of the DSN"
+    if host is None:
+        return "the host that the driver chose"
+    return f"{f'[{host}]' if ':' in host else host}:{port or PORT_DEFAULT}"
 
 
 async def _keep(_connection: object) -> None:

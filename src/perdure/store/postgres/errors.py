@@ -10,6 +10,7 @@ from enum import StrEnum
 import asyncpg
 
 from perdure.protocol.errors import PerdureError, StoreFull, Unavailable
+from perdure.store.postgres.driver import Unreached
 
 
 class Trouble(StrEnum):
@@ -89,5 +90,10 @@ def translate(error: BaseException) -> PerdureError:
     """Return the error a caller sees when nothing helped."""
     if trouble_of(error) is Trouble.FULL:
         return StoreFull("the database has no room")
+    if isinstance(error, Unreached):
+        return Unavailable(
+            f"no PostgreSQL answers at {error.place} ({type(error.__cause__).__name__}): start it, "
+            "or name another database with --db or PERDURE_DB__URL"
+        )
     name = type(error).__name__
     return Unavailable(f"the database cannot answer at the moment ({name})")

@@ -16,7 +16,7 @@ from typing import TypeVar
 import anyio
 
 from perdure.protocol.errors import PerdureError
-from perdure.store.postgres.driver import CLOSE_S, Connection, Pool, connect
+from perdure.store.postgres.driver import CLOSE_S, Connection, Pool, Unreached, connect
 from perdure.store.postgres.errors import (
     DataRefused,
     StillBusy,
@@ -70,8 +70,13 @@ async def keep_trying(
             stale += trouble is Trouble.STALE_PLAN
             if _is_hopeless(trouble, failed, stale, time.monotonic() - started, patience_s):
                 raise translate(error) from error
-            log.info("trying again after %s (%s)", trouble, type(error).__name__)
+            level = logging.INFO if failed == 1 else logging.DEBUG  # one line a trouble
+            log.log(level, "trying again after %s (%s)", trouble, _named(error))
         await pause(failed)
+
+
+def _named(error: Exception) -> str:
+    return str(error) if isinstance(error, Unreached) else type(error).__name__
 
 
 def _is_hopeless(
