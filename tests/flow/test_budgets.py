@@ -99,7 +99,7 @@ async def test_parallel_calls_do_not_overshoot_their_budget(url: str, zoo: ToolZ
 
 
 async def test_the_same_call_beyond_its_limit_is_a_loop(url: str, zoo: ToolZoo) -> None:
-    """R-4.4: ends at once, with a digest of the arguments; other arguments do not count."""
+    """R-4.4, F44: ends at once, with a digest of the arguments; other arguments do not count."""
 
     def decide(context: PlannerContext) -> Decision:
         step = context.step_index
@@ -126,7 +126,7 @@ WRONG: dict[str, tuple[Callable[[], Decision], FailureCode]] = {
 async def test_a_planner_that_stays_wrong_fails_after_its_corrections(
     url: str, zoo: ToolZoo, kind: str
 ) -> None:
-    """R-5.3, R-10.1: told as data so many times, then the run ends with that code."""
+    """R-5.3, R-10.1, F39: told as data so many times, then the run ends with that code."""
     make, code = WRONG[kind]
     steps: list[int] = []
 

@@ -241,7 +241,7 @@ async def test_a_detached_child_goes_its_own_way(url: str) -> None:
 
 
 async def test_limits_of_depth_and_width(url: str) -> None:
-    """ASI08: a child too deep or too many is refused, and the planner told."""
+    """ASI08, F44: a child too deep or too many is refused, and the planner told."""
 
     def decide(context: PlannerContext) -> Decision:
         if context.turns:

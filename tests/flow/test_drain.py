@@ -27,7 +27,7 @@ def walking(context: PlannerContext) -> Decision:
 
 @pytest.mark.slow
 async def test_deploys_under_load_lose_nothing(url: str, zoo: ToolZoo) -> None:
-    """R-12.4, R-12.1: workers come and go while runs are under way; each step happens once."""
+    """R-12.4, R-12.1, F06: workers come and go while runs are under way; each step happens once."""
     agent = scripted("walker", walking, tools=unasked("pay"))
     async with flow(url, [agent], zoo) as engine:
         run_ids = [await engine.submit("walker") for _ in range(RUNS)]

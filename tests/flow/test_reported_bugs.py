@@ -543,7 +543,7 @@ async def test_a_child_whose_insert_failed_once_is_there_or_named_nowhere(
 async def test_a_heartbeat_without_an_answer_stops_the_work_before_the_lease_is_over(
     url: str, zoo: ToolZoo, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
-    """CON-02: whoever cannot prove that it holds a run lets go of it in time."""
+    """F28, CON-02: whoever cannot prove that it holds a run lets go of it in time."""
     settings = replace(SETTINGS, lease_ttl_s=3.0, heartbeat_s=0.1, lease_margin_s=2.0)
     agent = scripted("rests", [call("slow", seconds=60)], tools=["slow"])
 

@@ -26,7 +26,7 @@ LARGE = 20_000
 async def test_an_ended_run_keeps_its_end_and_its_thread_when_its_history_goes(
     url: str, zoo: ToolZoo
 ) -> None:
-    """R-6.8, R-7.5, decision 39: events, checkpoints and unused content go; the summary stays."""
+    """R-6.8, R-7.5, F55, decision 39: events, checkpoints and unused content go; the summary stays."""
     seen: list[list[str]] = []
 
     def decide(context: PlannerContext) -> Decision:

@@ -115,7 +115,7 @@ async def test_rows_name_no_code_so_that_code_can_be_renamed(url: str, zoo: Tool
 async def test_a_run_that_a_later_release_wrote_to_ends_with_its_own_code(
     url: str, zoo: ToolZoo
 ) -> None:
-    """R-20.1, F53: never carried on on a guess; every call gets a result, the open one `unknown`."""
+    """F51, R-20.1, F53: never carried on on a guess; every call gets a result, the open one `unknown`."""
     agent = scripted("payer", [calls(("pay_late", {"amount": 5}))], tools=unasked("pay_late"))
     async with flow(url, [agent], zoo, settings=SHORT) as engine:
         run_id = await engine.submit("payer")

@@ -114,7 +114,7 @@ async def test_a_pause_does_not_end_the_stream(world: World) -> None:
 
 @pytest.mark.slow
 async def test_cut_at_every_byte_and_resumed_it_is_whole(world: World) -> None:
-    """R-6.3, F35."""
+    """F32, R-6.3, F35."""
     run = await world.start("echo", {"text": "é\u2028👩‍👩‍👧", "answer": "ü"}, wait=5)
     async with world.events_of(run["run_id"]).connect() as stream:
         whole = await stream.rest()
@@ -166,7 +166,7 @@ async def test_a_cursor_that_is_no_seq_is_malformed(world: World, cursor: str) -
 
 
 async def test_a_cursor_of_the_future_says_that_history_was_reset(world: World) -> None:
-    """Decision 33, R-6.3."""
+    """Decision 33, R-6.3, F17."""
     run = await world.start("echo", wait=5)
     for accept in ("text/event-stream", "application/json"):
         answer = await world.http.get(
@@ -309,7 +309,7 @@ async def test_a_store_that_goes_away_ends_the_stream_and_not_the_run(
 async def test_signals_may_be_lost_without_losing_an_event(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R-6.6, R-12.2."""
+    """F25, R-6.6, R-12.2."""
     monkeypatch.setattr(world.core.signals, "publish", lambda topic: None)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
     run = await world.start("echo", {"times": 3})
     with anyio.fail_after(10):

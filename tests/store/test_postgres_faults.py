@@ -141,6 +141,7 @@ async def test_a_database_that_stays_away_is_unavailable(
 async def test_connections_killed_while_idle_come_back_at_the_next_write(
     postgres_dsn: str,
 ) -> None:
+    """F14."""
     async with PostgresDatabase(postgres_dsn) as database:
         _, commit = await warm(database)
         await run_sql(
@@ -157,7 +158,7 @@ async def test_connections_killed_while_idle_come_back_at_the_next_write(
 async def test_no_acknowledged_commit_is_missing_after_a_restart(
     postgres: LocalPostgres, postgres_own_dsn: str, mode: StopMode
 ) -> None:
-    """R-1.6."""
+    """F12, R-1.6."""
     acknowledged = 0
     async with PostgresDatabase(postgres_own_dsn) as database:
         held = await make.claimed(database.store)
@@ -334,6 +335,7 @@ async def test_claims_and_cancels_never_deadlock(postgres_own_dsn: str) -> None:
 
 
 async def test_what_the_server_rolled_back_is_sent_again() -> None:
+    """F16."""
     errors = [asyncpg.DeadlockDetectedError("x"), asyncpg.SerializationError("x")]
 
     async def once(failed: int) -> str:
@@ -345,6 +347,8 @@ async def test_what_the_server_rolled_back_is_sent_again() -> None:
 
 
 async def test_a_lock_that_never_comes_free_is_unavailable() -> None:
+    """F16."""
+
     async def once(_: int) -> None:
         raise asyncpg.LockNotAvailableError("x")
 

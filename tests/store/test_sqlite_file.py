@@ -82,7 +82,7 @@ async def test_four_processes_claim_each_run_once(path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(90)
 async def test_workers_and_an_api_on_one_file_never_see_it_locked(path: Path) -> None:
-    """CON-10: four workers and one who creates; no error, every run ends."""
+    """CON-10, F20: four workers and one who creates; no error, every run ends."""
     async with SqliteDatabase(path) as database:
         processes = [start("work", path, 200) for _ in range(4)]
         async with anyio.create_task_group() as tasks:
@@ -250,6 +250,8 @@ async def test_a_database_that_was_left_is_unavailable(path: Path) -> None:
 
 
 async def test_a_full_disk_is_told_and_what_fits_is_written_afterwards(path: Path) -> None:
+    """F19."""
+
     def room(pages: int) -> Callable[[Transaction], None]:
         def allow(tx: Transaction) -> None:
             used = tx.db.execute("PRAGMA page_count").fetchone()[0]
@@ -427,6 +429,7 @@ def test_the_nearest_mount_tells_the_file_system(path: str, kind: str) -> None:
 
 
 def test_a_network_file_system_is_refused(tmp_path: Path) -> None:
+    """F20."""
     mounts = tmp_path / "mounts"
     mounts.write_text(f"server:/x {tmp_path} nfs rw 0 0\n", encoding="utf-8")
     with pytest.raises(NetworkFile, match="nfs"):

@@ -84,6 +84,7 @@ async def _what_is_left(read: Callable[[], Awaitable[SseEvent | None]]) -> list[
 
 
 async def test_f31_viewers_that_do_not_read_slow_down_neither_run_nor_readers(url: str) -> None:
+    """F31."""
     async with open_world(serve=True, url=url, sse_stall_s=60) as world:
         alone = await _write(world, (await world.start("asker"))["run_id"])
         run = await world.start("asker")
@@ -159,6 +160,7 @@ async def test_mem_04_clients_that_vanish_are_forgotten_and_a_long_call_is_not(
 @pytest.mark.slow
 @pytest.mark.timeout(60)  # three hundred open streams on a machine that is busy
 async def test_f23_idle_streams_hold_no_connection_to_the_database(url: str) -> None:
+    """F23."""
     async with open_world(serve=True, url=url, poll_s=5) as world:
         run = await world.start("asker")
         await world.until(run["run_id"], "waiting_human")
@@ -189,6 +191,7 @@ async def test_f23_idle_streams_hold_no_connection_to_the_database(url: str) -> 
 async def test_f33_a_subscription_at_the_very_moment_of_the_end_sees_it(
     url: str, monkeypatch: pytest.MonkeyPatch, from_end: bool, is_before: bool
 ) -> None:
+    """F33."""
     async with open_world(serve=True, url=url, poll_s=30) as world:
         for place in range(1, 5 if from_end else 6):  # as many as there are before it waits
             run = await world.start("asker")

@@ -50,6 +50,7 @@ async def at_once(world: World, path: str, body: object) -> list[httpx2.Response
 
 
 async def test_a6_fifty_requests_at_once_under_one_key_make_one_run(world: World) -> None:
+    """F30."""
     found = await at_once(world, RUN, {"input": 1})
     (run_id,) = {answer.json()["run_id"] for answer in found}
     runs = (await world.get("/v1/runs"))["items"]

@@ -77,6 +77,7 @@ async def _watch(url: str, kind: str, *, clients: int, runs: int) -> None:
 
 @pytest.mark.parametrize("kind", ["on", "off", "half"])
 async def test_each_clients_log_is_the_stored_log(url: str, kind: str) -> None:
+    """F25."""
     with anyio.fail_after(18):
         await _watch(url, kind, clients=20, runs=8)
 

@@ -91,7 +91,7 @@ async def test_what_undoes_a_call_runs_in_a_process_too(
 async def test_an_exit_after_the_start_is_an_unknown_outcome_for_a_side_effect(
     runner: LocalToolRunner, tmp_path: Path
 ) -> None:
-    """TIM-01: nobody knows whether it happened."""
+    """F10, TIM-01: nobody knows whether it happened."""
     args = {"journal": str(tmp_path / "journal"), "amount": 5, "then": "exit"}
     outcome = await runner.invoke(invocation_of(zoo.process_pay.spec, args, timeout_s=15))
     assert outcome.result.status is ToolCallStatus.UNKNOWN
@@ -115,6 +115,7 @@ async def test_an_exit_of_a_reading_tool_is_unavailable_and_the_next_call_works(
 @pytest.mark.slow
 async def test_a_timeout_kills_the_whole_group(runner: LocalToolRunner, tmp_path: Path) -> None:
     # a first call, so that the timeout is not spent on starting the process
+    """F40."""
     await runner.invoke(invocation_of(zoo.process_echo.spec, {"value": 1}, timeout_s=15))
     args = {"pids": str(tmp_path / "pids")}
     outcome = await runner.invoke(invocation_of(zoo.process_spawn.spec, args, timeout_s=2))

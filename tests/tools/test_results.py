@@ -53,6 +53,7 @@ async def test_partial_and_pending_results_say_so(zoo: ToolZoo) -> None:
 
 
 async def test_numbers_that_json_does_not_have_are_tagged(zoo: ToolZoo) -> None:
+    """F38."""
     result = (await run(zoo, "nan")).result
     assert result.output == ["NaN", "Infinity", -0.0, str(2**60)]
 
@@ -99,7 +100,7 @@ async def test_a_result_that_cannot_be_used_fails_for_good(
 async def test_whatever_a_tool_raises_is_one_error_with_code_and_type(
     zoo: ToolZoo, what: str, text: str, code: FailureCode, reason: str
 ) -> None:
-    """R-5.4, R-5.8."""
+    """F41, R-5.4, R-5.8."""
     error = (await run(zoo, "raises", what=what, text=text)).result.error
     assert error is not None
     assert (error.code, error.reason) == (code, reason)

@@ -169,7 +169,7 @@ async def test_a_swallowed_cancellation_costs_nothing_while_it_is_ignored(
 async def test_a_tool_that_blocks_the_user_loop_delays_its_neighbours_and_no_more(
     zoo: ToolZoo,
 ) -> None:
-    """R-5.8."""
+    """F40, R-5.8."""
     late = Late()
     user_code = UserCode(pulse_s=0.02, pulses_missed_max=3)
     async with user_code, LocalToolRunner(zoo.registry, user_code=user_code) as runner:
@@ -210,7 +210,7 @@ async def test_a_finished_neighbour_of_a_blocking_tool_gets_its_result(zoo: Tool
 async def test_twenty_hung_threads_end_their_calls_and_the_worker_asks_to_be_recycled(
     zoo: ToolZoo,
 ) -> None:
-    """TIM-06: hung threads are lost slots, which are counted and not worked with."""
+    """F11, TIM-06: hung threads are lost slots, which are counted and not worked with."""
     async with LocalToolRunner(zoo.registry, slots_max=10, lost_slots_max=20) as runner:
         outcomes: list[ToolOutcome] = []
 
@@ -261,7 +261,7 @@ async def test_a_call_cancelled_while_it_waits_for_a_slot_gives_its_place_up(zoo
 
 
 async def test_parallel_calls_keep_their_own_results(zoo: ToolZoo, runner: LocalToolRunner) -> None:
-    """R-4.2."""
+    """F42, R-4.2."""
     outcomes: dict[int, ToolOutcome] = {}
 
     async def invoke(number: int) -> None:

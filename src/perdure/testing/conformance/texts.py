@@ -63,6 +63,7 @@ class TextContract(Contract):
     async def test_a_value_in_an_event_comes_back_as_it_went_in(
         self, store: Store, reader: Reader, name: str
     ) -> None:
+        """F36: the same on every store."""
         value = TEXTS[name]
         held = await claimed(store)
         call = new_call(held.row, action_seq=4)

@@ -73,6 +73,7 @@ class CommitContract(Contract):
     async def test_time_does_not_run_backwards_when_the_clock_does(
         self, store: Store, reader: Reader, clock: FakeClock
     ) -> None:
+        """F26, F27: times of a run do not go back, whatever the clock does."""
         held = await claimed(store)
         before = held.row.hot.updated_at
         clock.advance(-3600)
