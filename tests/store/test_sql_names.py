@@ -29,6 +29,7 @@ ONLY_POSTGRES = {
     "lock_runs": LOCKS,
     "lock_thread": LOCKS,
     "move_runs": SET_ORIENTED,
+    "read_clock": "SQLite's clock is the process's",
     "register_agents": SET_ORIENTED,
     "register_tools": SET_ORIENTED,
     "renew_leases": SET_ORIENTED,

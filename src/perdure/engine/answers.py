@@ -29,7 +29,7 @@ from perdure.protocol.states import (
     ToolCallStatus,
     Transition,
 )
-from perdure.protocol.tools import ToolResult, ToolSpec
+from perdure.protocol.tools import ToolResult, ToolSpec, read_spec
 from perdure.store.commits import CallUpdate, InterruptClose
 
 
@@ -62,15 +62,14 @@ async def answer_interrupt(core: Core, tenant_id: str, interrupt_id: str, reply:
 
     Raises NotFound; AlreadyAnswered (details show the first answer) when it has another answer;
     Gone when it expired or was cancelled; Forbidden when somebody else must decide; Invalid when
-    the answer does not fit its kind, its schema, or (edited arguments) the tool's schema.
+    the answer does not fit its kind, its schema, or (edited arguments) the tool's schema. An answer
+    that comes before the expiry was acted upon is taken: no clock but the store's decides.
     """
     before = await core.reader.find_interrupt(tenant_id, interrupt_id)
     if before is None:
         raise NotFound("no such interrupt", field="interrupt_id")
     if before.status is not InterruptStatus.PENDING:
         return _replay(before, reply)
-    if before.expires_at is not None and core.clock.now() >= before.expires_at:
-        raise Gone("the time for an answer is over", details={"status": "expired"})
     _check_kind(before.kind, reply)
     specs = await _specs(core, reply)
 
@@ -80,7 +79,7 @@ async def answer_interrupt(core: Core, tenant_id: str, interrupt_id: str, reply:
         if question is None or row.hot.cancel_epoch > 0 or ending:
             return False
         _check(question, draft.view.snapshot.open_calls, reply, specs)
-        _draft_answer(core, row, draft, question, reply)
+        _draft_answer(row, draft, question, reply)
         return True
 
     written = await intervene(core, before.run_id, change)
@@ -127,10 +126,8 @@ async def _specs(core: Core, reply: Reply) -> dict[tuple[str, str], ToolSpec]:
     """Return the registered tools, which edited arguments are checked against."""
     if reply.answer is not Answer.EDIT:
         return {}
-    return {
-        (tool.name, tool.version): ToolSpec.model_validate(tool.spec)
-        for tool in await core.reader.list_tools()
-    }
+    read = [(tool, read_spec(tool.spec)) for tool in await core.reader.list_tools()]
+    return {(tool.name, tool.version): spec for tool, spec in read if spec is not None}
 
 
 def _check(
@@ -157,9 +154,7 @@ def _check(
             raise Invalid(f"the arguments do not fit {call.tool} at {problem}", field="/args")
 
 
-def _draft_answer(
-    core: Core, row: RunRow, draft: Draft, question: OpenInterrupt, reply: Reply
-) -> None:
+def _draft_answer(row: RunRow, draft: Draft, question: OpenInterrupt, reply: Reply) -> None:
     edited = digest(reply.args) if reply.answer is Answer.EDIT else None
     value = draft.keep(reply.value)
     if value.ref is not None:
@@ -195,7 +190,7 @@ def _draft_answer(
     if snapshot.rejected is not None and snapshot.state is RunState.WAITING_HUMAN:
         close_run(draft, Transition.REJECTED, rejection(snapshot))
     else:
-        go_on(core, row, draft)
+        go_on(row, draft)
 
 
 def _draft_call_answer(

@@ -21,10 +21,10 @@ from perdure.engine.origin import (
     origins_of,
     shared_log,
 )
-from perdure.engine.submit import RunOrder, Start, Submitted, submit_run
+from perdure.engine.submit import RunOrder, Start, Submitted, accepted_before, submit_run
 from perdure.engine.values import keep
 from perdure.protocol.codec import clean
-from perdure.protocol.errors import Conflict, Gone, Invalid
+from perdure.protocol.errors import Conflict, Gone, Invalid, PerdureError
 from perdure.protocol.events import Origin, StateEvent
 from perdure.protocol.records import CheckpointRow
 from perdure.protocol.runs import RunRow
@@ -49,9 +49,7 @@ async def retry_run(core: Core, row: RunRow, order: RunOrder, wish: BranchWish) 
     Raises Conflict for a run that has not failed or was rolled back, Gone when its beginning is no
     longer kept, Invalid for a checkpoint that is not of its history; else as `submit_run`.
     """
-    if row.hot.state is not RunState.FAILED:
-        raise Conflict(f"only a failed run can be retried; this one is {row.hot.state}")
-    return await _open(core, row, order, wish, _retry_place)
+    return await _open(core, row, order, wish, _retried_place)
 
 
 async def fork_run(core: Core, row: RunRow, order: RunOrder, wish: BranchWish) -> Submitted:
@@ -61,8 +59,6 @@ async def fork_run(core: Core, row: RunRow, order: RunOrder, wish: BranchWish) -
     decision, from the last checkpoint of a run that goes on. Raises Conflict for a run that was
     rolled back or has no checkpoint, Gone, Invalid; else as `submit_run`.
     """
-    if wish.edits_state and keep(wish.state).ref is not None:
-        raise Invalid("an agent's state is at most an inline value", field="/state")
     return await _open(core, row, order, wish, _fork_place)
 
 
@@ -72,14 +68,24 @@ Place = Callable[[Core, RunRow, BranchWish], Awaitable[Shared]]
 async def _open(
     core: Core, row: RunRow, order: RunOrder, wish: BranchWish, find_place: Place
 ) -> Submitted:
-    """Open the run that begins at a place of the history."""
+    """Open the run that begins at a place of the history, or return the one under its key."""
+    try:
+        start = await _start(core, row, wish, find_place)
+    except PerdureError as refused:
+        return await accepted_before(core, order, refused)
+    return await submit_run(core, order, start)
+
+
+async def _start(core: Core, row: RunRow, wish: BranchWish, find_place: Place) -> Start:
+    if wish.edits_state and keep(wish.state).ref is not None:
+        raise Invalid("an agent's state is at most an inline value", field="/state")
     if row.hot.cancel_action is CancelAction.ROLLBACK:
         raise Conflict("the run was rolled back: its state is discarded")
     try:
         place = await find_place(core, row, wish)
         event = StateEvent(state=RunState.PENDING, origin=_origin(place, wish))
         is_fork = wish.mode == "fork"
-        start = Start(
+        return Start(
             event=event,
             step_index=await _first_step(core, row, event),
             retry_of=None if is_fork else row.facts.run_id,
@@ -89,7 +95,6 @@ async def _open(
         raise Gone(f"the history is no longer kept: {error}") from error
     except ValueError as error:
         raise Conflict(f"the run needs repair: {error}") from error
-    return await submit_run(core, order, start)
 
 
 def _origin(place: Shared, wish: BranchWish) -> Origin:
@@ -117,6 +122,13 @@ async def _fork_place(core: Core, row: RunRow, wish: BranchWish) -> Shared:
     if not rows:
         raise Conflict("the run has no checkpoint yet: start one like it instead")
     return replace(own, until=rows[0].seq)
+
+
+async def _retried_place(core: Core, row: RunRow, wish: BranchWish) -> Shared:
+    """Return where the retry of a run begins that has to have failed."""
+    if row.hot.state is not RunState.FAILED:
+        raise Conflict(f"only a failed run can be retried; this one is {row.hot.state}")
+    return await _retry_place(core, row, wish)
 
 
 async def _retry_place(core: Core, row: RunRow, wish: BranchWish) -> Shared:

@@ -168,7 +168,7 @@ async def continue_run(
         )
         if wanted is not None:
             draft.add(CustomEvent(name=BREAKPOINTS_EVENT_NAME, value=wanted))
-        go_on(core, row, draft)
+        go_on(row, draft)
         return True
 
     if before.status is InterruptStatus.PENDING:

@@ -16,6 +16,7 @@ from perdure.engine.fold import OpenCall
 from perdure.engine.journal import STEP_TOOLS
 from perdure.engine.ports import ToolOutcome
 from perdure.engine.results import add_result
+from perdure.engine.resuming import time_left_s
 from perdure.engine.schema import problem_with_value
 from perdure.engine.steps import waits_for_callbacks, waits_for_children
 from perdure.engine.unheld import intervene
@@ -31,7 +32,7 @@ from perdure.protocol.states import (
     ToolCallStatus,
     is_open,
 )
-from perdure.protocol.tools import ToolResult, ToolSpec
+from perdure.protocol.tools import ToolResult, read_spec
 from perdure.store.commits import CallUpdate, LateResult
 
 
@@ -64,7 +65,7 @@ async def call_back(
         if not _takes(draft, waiting):
             return False
         add_result(draft, waiting, ToolOutcome(result=result), by="callback")
-        _wake(core, row, draft)
+        _wake(row, draft)
         return True
 
     if is_open(call.status):
@@ -90,7 +91,8 @@ async def _check_output(core: Core, call: ToolCallRow, result: ToolResult) -> No
         return
     for tool in await core.reader.list_tools():
         if (tool.name, tool.version) == (call.tool, call.version):
-            schema = ToolSpec.model_validate(tool.spec).output_schema
+            spec = read_spec(tool.spec)
+            schema = spec.output_schema if spec is not None else None
             problem = problem_with_value(schema, result.output) if schema is not None else None
             if problem is not None:
                 raise Invalid(f"the output does not fit {call.tool} at {problem}", field="/output")
@@ -180,13 +182,13 @@ async def expire_callback(core: Core, run_id: str, tool_call_id: str) -> bool:
         draft.call_updates.append(
             CallUpdate(tool_call_id=tool_call_id, status=ToolCallStatus.RUNNING)
         )
-        _wake(core, row, draft)
+        _wake(row, draft)
         return True
 
     return await intervene(core, run_id, change) is not None
 
 
-def _wake(core: Core, row: RunRow, draft: Draft) -> None:
+def _wake(row: RunRow, draft: Draft) -> None:
     """Draft what moves the run from here: as before, or on when nothing else holds it up.
 
     A write beside no holder says anew whether the run may be claimed (see `resuming`).
@@ -202,5 +204,4 @@ def _wake(core: Core, row: RunRow, draft: Draft) -> None:
                 draft.ready_in_s = 0
         case _:
             if snapshot.state is not RunState.WAITING_HUMAN:
-                left = (hot.wake_at - core.clock.now()).total_seconds() if hot.wake_at else 0
-                draft.ready_in_s = max(0, left)
+                draft.ready_in_s = time_left_s(row, draft)

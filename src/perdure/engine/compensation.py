@@ -14,6 +14,7 @@ that may help; the others are undone all the same, and the end of the run tells 
 
 import logging
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Literal
 
 import anyio
@@ -123,18 +124,18 @@ class _Turn:
             settle_known(draft, CANCELLED, known)
             return await self._write(draft)
         undoing = await read_undoing(self.core, row)
-        now, deadline_s = self.core.clock.now(), self.core.settings.compensation_deadline_s
+        now, deadline_s = await self.core.reader.now(), self.core.settings.compensation_deadline_s
         owed = undoing.owed(now, deadline_s)
         if owed:
-            return await self._undo(owed[0], is_late=undoing.is_late(now, deadline_s))
+            return await self._undo(owed[0], now, is_late=undoing.is_late(now, deadline_s))
         await close_unheld(self.core, self.run_id, TimerKind.CLOSE, self.tools, undone=True)
         return False
 
-    async def _undo(self, item: Undo, *, is_late: bool) -> bool:
+    async def _undo(self, item: Undo, now: datetime, *, is_late: bool) -> bool:
         """Take one call a try further; False when this is not for this worker now."""
         number = 1 if item.last is None else item.last.number + 1
         if item.is_under_way:
-            begun_s = (self.core.clock.now() - item.tries[-1][0]).total_seconds()
+            begun_s = (now - item.tries[-1][0]).total_seconds()
             if begun_s < self._window_s(item):
                 return False  # whoever began it may still be at it
             if is_late or number > TRIES_MAX or not item.spec.compensate_idempotent:

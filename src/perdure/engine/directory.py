@@ -1,7 +1,7 @@
 """Which agents are registered, remembered for a moment so that creating a run reads no list."""
 
 from perdure.engine.ports import Clock
-from perdure.protocol.agents import AgentCard
+from perdure.protocol.agents import AgentCard, read_card
 from perdure.store.ports import Reader
 
 REMEMBERED_S = 2.0
@@ -38,6 +38,8 @@ class AgentDirectory:
     async def _read(self) -> None:
         cards: dict[str, list[AgentCard]] = {}
         for agent in await self._reader.list_agents():
-            cards.setdefault(agent.agent_id, []).append(AgentCard.model_validate(agent.card))
+            card = read_card(agent.card)
+            if card is not None:
+                cards.setdefault(agent.agent_id, []).append(card)
         self._cards = cards
         self._read_at = self._clock.monotonic()

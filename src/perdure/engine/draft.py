@@ -5,6 +5,7 @@ thrown away.
 """
 
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Literal
 
 from pydantic import JsonValue
@@ -78,6 +79,8 @@ class Draft:
     parked_on: ParkedOn | None = None
     ready_in_s: float | None = None
     close_in_s: float | None = None
+    now: datetime | None = None
+    """The store's time, where a change is made beside no holder and the run waits for a time."""
     with_checkpoint: bool = True
     is_closing: bool = False
     """Set when the run is brought to its end, at once or after its children."""

@@ -82,7 +82,7 @@ async def expire_interrupt(
                 ToolCallStatus.DENIED, FailureCode.APPROVAL_TIMEOUT, "nobody answered in time"
             )
             add_result(draft, call, outcome, by="runtime")
-        go_on(core, row, draft)
+        go_on(row, draft)
         return True
 
     return await intervene(core, run_id, change) is not None

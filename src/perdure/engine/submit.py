@@ -12,14 +12,20 @@ from perdure.engine.values import keep
 from perdure.protocol.agents import AgentCard
 from perdure.protocol.base import RUNTIME_VERSION
 from perdure.protocol.codec import encode
-from perdure.protocol.errors import IdempotencyMismatch, Invalid, NotFound
+from perdure.protocol.errors import (
+    IdempotencyMismatch,
+    Invalid,
+    NotFound,
+    PerdureError,
+    Unavailable,
+)
 from perdure.protocol.events import NewEvent, StateEvent
 from perdure.protocol.ids import MESSAGE, RUN, THREAD, hex_of
 from perdure.protocol.runs import START_AFTER_MAX_S, Caller, RunContext, RunOptions, RunRow
 from perdure.protocol.states import RunState
 from perdure.protocol.values import METADATA_BYTES_MAX, Value
 from perdure.signals.ports import QUEUE_TOPIC, run_topic, thread_topic
-from perdure.store.commits import NewRun
+from perdure.store.commits import Inserted, NewRun
 from perdure.store.rules import after
 
 
@@ -63,21 +69,15 @@ async def submit_run(core: Core, order: RunOrder, start: Start = FROM_NOTHING) -
 
     Raises NotFound for an unknown agent, version or thread, Invalid when the input does not fit
     the agent's input schema, IdempotencyMismatch when the key stands for another body (details
-    name the run), ThreadBusy when the options say reject.
+    name the run), ThreadBusy when the options say reject. An order whose key is known is answered
+    by its run, also when it would be refused today.
     """
-    card = await core.directory.find(order.agent_id, order.options.agent_version)
-    if card is None:
-        version = order.options.agent_version
-        named = order.agent_id if version is None else f"{order.agent_id} of version {version}"
-        raise NotFound(f"there is no agent {named[:300]}", field="agent_id")
-    _check(card, order)
-    new = _new_run(core, order, card, start)
+    try:
+        new = await _new_run(core, order, start)
+    except PerdureError as refused:
+        return await accepted_before(core, order, refused)
     inserted = await core.store.insert_run(new)
-    if inserted.fingerprint != order.fingerprint:
-        run_id = inserted.row.facts.run_id
-        raise IdempotencyMismatch(
-            "the idempotency key was used with another body", details={"run_id": run_id}
-        )
+    _check_same(order, inserted)
     # an insert whose acknowledgement was lost finds its own run when it is sent again
     created = inserted.created or inserted.row.facts.run_id == new.run_id
     if created:
@@ -87,6 +87,38 @@ async def submit_run(core: Core, order: RunOrder, start: Start = FROM_NOTHING) -
     if inserted.superseded is not None:
         await finish_superseded(core, new.tenant_id, inserted.superseded)
     return Submitted(row=inserted.row, created=created)
+
+
+async def accepted_before(core: Core, order: RunOrder, refused: PerdureError) -> Submitted:
+    """Return the run that an order made when it came first; raise why it is refused if none.
+
+    Looked for only then, so that an order that is in order costs no further statement.
+    """
+    key = order.options.idempotency_key
+    if key is None or isinstance(refused, Unavailable):
+        raise refused
+    known = await core.reader.find_run_by_key(order.caller.tenant_id, order.agent_id, key)
+    if known is None:
+        raise refused
+    _check_same(order, known)
+    return Submitted(row=known.row, created=False)
+
+
+def _check_same(order: RunOrder, inserted: Inserted) -> None:
+    if inserted.fingerprint != order.fingerprint:
+        run_id = inserted.row.facts.run_id
+        raise IdempotencyMismatch(
+            "the idempotency key was used with another body", details={"run_id": run_id}
+        )
+
+
+async def _card(core: Core, order: RunOrder) -> AgentCard:
+    version = order.options.agent_version
+    card = await core.directory.find(order.agent_id, version)
+    if card is None:
+        named = order.agent_id if version is None else f"{order.agent_id} of version {version}"
+        raise NotFound(f"there is no agent {named[:300]}", field="agent_id")
+    return card
 
 
 def _check(card: AgentCard, order: RunOrder) -> None:
@@ -100,11 +132,11 @@ def _check(card: AgentCard, order: RunOrder) -> None:
         check_schema(order.options.output_schema, field="/options/output_schema")
 
 
-def _start_at(options: RunOptions, now: datetime) -> datetime | None:
-    """Return when a delayed run starts; None: at once. Raises Invalid."""
+async def _start_at(core: Core, options: RunOptions) -> datetime | None:
+    """Return when a delayed run starts, by the store's time; None: at once. Raises Invalid."""
     if options.after is None:
         return None
-    limit_s = options.timeouts.run_s
+    now, limit_s = await core.reader.now(), options.timeouts.run_s
     start_at = options.after if isinstance(options.after, datetime) else after(now, options.after)
     delay_s = (start_at - now).total_seconds()
     if delay_s <= 0:
@@ -118,9 +150,11 @@ def _start_at(options: RunOptions, now: datetime) -> datetime | None:
     return start_at
 
 
-def _new_run(core: Core, order: RunOrder, card: AgentCard, start: Start) -> NewRun:
+async def _new_run(core: Core, order: RunOrder, start: Start) -> NewRun:
+    card = await _card(core, order)
+    _check(card, order)
     kept, origin = keep(order.input), start.event.origin
-    start_at = _start_at(order.options, core.clock.now())
+    start_at = await _start_at(core, order.options)
     run_id = core.ids.new(RUN)
     return NewRun(
         run_id=run_id,

@@ -32,6 +32,7 @@ from perdure.engine.fold import RunSnapshot, add_use
 from perdure.engine.load import Damaged, load_view
 from perdure.engine.ports import ToolOutcome, ToolRunner
 from perdure.engine.results import add_result
+from perdure.engine.resuming import time_left_s
 from perdure.engine.rowview import view_from_rows
 from perdure.engine.steps import waits_for_children
 from perdure.engine.undoing import Undoing, asks_to_compensate, read_undoing
@@ -112,7 +113,7 @@ async def deliver_reports(core: Core, run_id: str, tools: ToolRunner | None) -> 
             _draft_report(draft, report)
         if not draft.reported:
             return False
-        _wake(core, row, draft)
+        _wake(row, draft)
         return True
 
     written = await intervene(core, run_id, change)
@@ -222,7 +223,7 @@ def _outcome(report: _Report) -> ToolOutcome:
     )
 
 
-def _wake(core: Core, row: RunRow, draft: Draft) -> None:
+def _wake(row: RunRow, draft: Draft) -> None:
     """Draft what moves the parent from here: as before, or on, or to its end.
 
     A write beside no holder says anew whether the run may be claimed (see `resuming`).
@@ -245,8 +246,7 @@ def _wake(core: Core, row: RunRow, draft: Draft) -> None:
             pass
         case _:
             if snapshot.state is not RunState.WAITING_HUMAN:
-                left = (hot.wake_at - core.clock.now()).total_seconds() if hot.wake_at else 0
-                draft.ready_in_s = max(0, left)
+                draft.ready_in_s = time_left_s(row, draft)
 
 
 def is_ending(snapshot: RunSnapshot) -> bool:

@@ -25,6 +25,10 @@ TRIES_MAX = 50
 PAUSE_S = 0.01
 
 
+class NotCarriedOn(Conflict):
+    """The run was written in a form that this release cannot carry on."""
+
+
 def unheld_draft(core: Core, view: RunView, row: RunRow) -> Draft:
     """Return an empty commit for a run as it stands; beside a holder when there is one."""
     return Draft(
@@ -57,8 +61,10 @@ async def intervene(
             async with damage_put_aside(core, run_id):
                 view = await load_view(core, row)
         except Incompatible as error:
-            raise Conflict(f"this release cannot carry the run on: {error}") from error
+            raise NotCarriedOn(f"this release cannot carry the run on: {error}") from error
         draft = unheld_draft(core, view, row)
+        if row.hot.waiting_since is not None or row.hot.wake_at is not None:
+            draft.now = await core.reader.now()
         if not draft_change(row, draft):
             return None
         commit = draft.build()

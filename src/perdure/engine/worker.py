@@ -51,6 +51,9 @@ from perdure.store.commits import (
 
 log = logging.getLogger(__name__)
 
+UNKNOWN_MAX = 1000
+"""So many leases are looked at when a claim's answer was lost."""
+
 
 @dataclass(slots=True)
 class Worker:
@@ -68,6 +71,9 @@ class Worker:
     _drain: anyio.Event = field(default_factory=anyio.Event)
     _freed: anyio.Event = field(default_factory=anyio.Event)
     _claim_sent: float = 0.0
+    _doubtful_until: float = float("-inf")
+    _left: dict[LeaseKey, float] = field(default_factory=dict[LeaseKey, float])
+    """Leases that attempts left as they were, to run out; until when."""
     _idle: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     _claims_over: anyio.Event = field(default_factory=anyio.Event)
 
@@ -144,10 +150,12 @@ class Worker:
     async def _claim_loop(self, around: Surroundings, attempts: anyio.abc.TaskGroup) -> None:
         async with self.core.signals.subscribe(QUEUE_TOPIC) as wakeup:
             while not self._drain.is_set():
+                await self._give_back_unknown()
                 free = self.core.settings.runs_max - len(self._leases)
                 if free <= 0:
                     self._freed = anyio.Event()
-                    await self._freed.wait()
+                    with anyio.move_on_after(self._look_again_in_s):
+                        await self._freed.wait()
                     continue
                 claimed = await self._claim(free)
                 for item in claimed:
@@ -178,10 +186,40 @@ class Worker:
                 return []
         except PerdureError as error:
             log.warning("claim failed: %s", error)
+            settings = self.core.settings
+            self._doubtful_until = self.core.clock.monotonic() + settings.lease_ttl_s
             await anyio.sleep(self.core.settings.poll_interval_s)
             return []
         self.core.metrics.engine.claims.inc(len(claimed))
         return claimed
+
+    @property
+    def _look_again_in_s(self) -> float:
+        """How long to wait for a free place: not for ever while a claim's answer may be lost."""
+        if self.core.clock.monotonic() < self._doubtful_until:
+            return self.core.settings.heartbeat_s
+        return float("inf")
+
+    async def _give_back_unknown(self) -> None:
+        """Hand back what a claim took whose answer was lost: nobody here knows of it.
+
+        Such a lease would run out, which counts against a run that was never tried. Looked for
+        until it would have, as the claim may become durable after its answer was given up. Leases
+        that an attempt has left as they were do run out: that bounds the tries.
+        """
+        now_s = self.core.clock.monotonic()
+        self._left = {key: until for key, until in self._left.items() if now_s < until}
+        if now_s >= self._doubtful_until:
+            return
+        try:
+            held = await self.core.reader.leases_of(self.worker_id, UNKNOWN_MAX)
+            known = {*self.lease_keys(), *self._left}
+            unknown = [key for key in held if key not in known]
+            if unknown:
+                log.warning("%d runs of a claim without answer are handed back", len(unknown))
+                await self.core.store.release_runs(self.worker_id, unknown)
+        except PerdureError as error:
+            log.warning("what a failed claim took is not known yet: %s", error)
 
     @property
     def _holds_suspect(self) -> bool:
@@ -245,6 +283,9 @@ class Worker:
         finally:
             if self._leases.get(lease.run_id) is lease:
                 del self._leases[lease.run_id]
+            if attempt is None or not attempt.released:
+                key = LeaseKey(run_id=lease.run_id, token=lease.token)
+                self._left[key] = lease.valid_until + self.core.settings.lease_ttl_s
             self.core.metrics.engine.runs_held.set(len(self._leases))
             self._freed.set()
             if lease.suspected:
@@ -264,9 +305,8 @@ class Worker:
         judge = Judge(
             agent=agent, tools=self.tools, policy=self.policy, settings=self.core.settings
         )
-        now = self.core.clock.now()
-        started = claimed.row.hot.started_at
-        worked = (now - started).total_seconds() if started is not None else 0.0
+        hot = claimed.row.hot  # as of the claim: by the store's time, like its other times
+        worked = (hot.updated_at - hot.started_at).total_seconds() if hot.started_at else 0.0
         return Attempt(
             around=around,
             lease=lease,
@@ -362,6 +402,7 @@ class Worker:
             for lease in self._leases.values():
                 lease.draining = True
             await self._claims_over.wait()
+            await self._give_back_unknown()
             for lease in self._leases.values():
                 lease.draining = True
             while self._leases:

@@ -2,7 +2,7 @@
 
 from pydantic import Field, JsonValue
 
-from perdure.protocol.base import Model, Time
+from perdure.protocol.base import Model, Time, read_known
 
 
 class Skill(Model):
@@ -42,3 +42,8 @@ class AgentView(Model):
     latest_version: str
     versions: list[str]
     registered_at: Time
+
+
+def read_card(stored: JsonValue) -> AgentCard | None:
+    """Return a registered card; None for one that this release cannot read."""
+    return read_known(AgentCard, stored)

@@ -1,7 +1,7 @@
 """What every object of the protocol shares: frozen models and the way time is written."""
 
 from datetime import UTC, datetime, timedelta
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -10,6 +10,7 @@ from pydantic import (
     GetCoreSchemaHandler,
     JsonValue,
     PlainSerializer,
+    ValidationError,
     WithJsonSchema,
 )
 from pydantic_core import core_schema
@@ -77,6 +78,23 @@ class _AsItIs:
     ) -> core_schema.CoreSchema:
         del source, handler
         return core_schema.any_schema()
+
+
+_ModelT = TypeVar("_ModelT", bound=BaseModel)
+
+
+def read_known(model: type[_ModelT], stored: JsonValue) -> _ModelT | None:
+    """Return what another release may have written, without the fields that this one does not know.
+
+    None when what is left does not make sense here (R-20.4).
+    """
+    fields = stored if isinstance(stored, dict) else {}
+    try:
+        return model.model_validate(
+            {name: value for name, value in fields.items() if name in model.model_fields}
+        )
+    except ValidationError:
+        return None
 
 
 StoredValue = Annotated[JsonValue, _AsItIs]

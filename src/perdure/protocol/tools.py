@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field, JsonValue
 
-from perdure.protocol.base import Model, Stored, StoredValue
+from perdure.protocol.base import Model, Stored, StoredValue, read_known
 from perdure.protocol.codec import digest
 from perdure.protocol.failures import Failure
 from perdure.protocol.policies import RetryPolicy
@@ -93,3 +93,8 @@ class ToolResult(Stored):
     done: str | None = None
     not_done: str | None = None
     expires_in_s: float | None = None
+
+
+def read_spec(stored: JsonValue) -> ToolSpec | None:
+    """Return a registered declaration; None for one that this release cannot read."""
+    return read_known(ToolSpec, stored)

@@ -2,9 +2,7 @@
 
 from itertools import groupby
 
-from pydantic import JsonValue, ValidationError
-
-from perdure.protocol.agents import AgentCard, AgentView
+from perdure.protocol.agents import AgentCard, AgentView, read_card
 from perdure.protocol.errors import NotFound
 from perdure.service.base import Service
 from perdure.service.principal import Principal
@@ -56,9 +54,5 @@ def _view(agent_id: str, rows: list[RegisteredAgent]) -> AgentView:
 
 def _card(row: RegisteredAgent) -> AgentCard:
     """Return a stored card; fields of a later release pass by (R-20.4)."""
-    stored: dict[str, JsonValue] = row.card if isinstance(row.card, dict) else {}
-    fields = {name: value for name, value in stored.items() if name in AgentCard.model_fields}
-    try:
-        return AgentCard.model_validate(fields)
-    except ValidationError:
-        return AgentCard.model_construct(agent_id=row.agent_id, version=row.version)
+    unread = AgentCard.model_construct(agent_id=row.agent_id, version=row.version)
+    return read_card(row.card) or unread

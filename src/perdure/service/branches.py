@@ -1,13 +1,15 @@
 """Going on from a run's history: retry and fork (R-10.3, R-7.4)."""
 
+from dataclasses import replace
+
 from pydantic import Field, JsonValue
 
 from perdure.engine.branch import BranchWish, fork_run, retry_run
 from perdure.engine.history import load_value
-from perdure.engine.submit import RunOrder, Submitted
+from perdure.engine.submit import RunOrder, Submitted, accepted_before
 from perdure.protocol.base import Model
 from perdure.protocol.codec import digest
-from perdure.protocol.errors import Gone, NotFound
+from perdure.protocol.errors import Gone, NotFound, PerdureError
 from perdure.protocol.records import CheckpointRow
 from perdure.protocol.runs import RunOptions, RunRow
 from perdure.protocol.states import TERMINAL
@@ -83,7 +85,7 @@ async def retry(
     )
     order = RunOrder(
         agent_id=row.facts.agent_id,
-        input=await _input(service, row),
+        input=None,
         context=row.facts.context,
         options=with_key(_options(row, request.options), header_key),
         caller=principal.as_caller(),
@@ -92,12 +94,14 @@ async def retry(
         trace_id=trace_id,
     )
     wish = BranchWish(
-        mode="redrive" if request.redrive else "retry",
-        by=principal.name,
-        reason=request.reason,
-        checkpoint=await _checkpoint(service, principal, request.checkpoint_id),
+        mode="redrive" if request.redrive else "retry", by=principal.name, reason=request.reason
     )
-    made = await retry_run(service.core, row, order, wish)
+    try:
+        order = replace(order, input=await _input(service, row))
+        named = await _checkpoint(service, principal, request.checkpoint_id)
+    except PerdureError as refused:
+        return await _made(service, await accepted_before(service.core, order, refused))
+    made = await retry_run(service.core, row, order, replace(wish, checkpoint=named))
     return await _made(service, made)
 
 
@@ -121,10 +125,9 @@ async def fork(
     asked = request.model_dump(
         mode="json", exclude_unset=True, exclude={"options": {"idempotency_key"}}
     )
-    own_input = "input" in request.model_fields_set
     order = RunOrder(
         agent_id=row.facts.agent_id,
-        input=request.input if own_input else await _input(service, row),
+        input=request.input,
         context=row.facts.context,
         options=with_key(_options(row, request.options), header_key),
         caller=principal.as_caller(),
@@ -135,11 +138,17 @@ async def fork(
         mode="fork",
         by=principal.name,
         reason=request.reason,
-        checkpoint=await _checkpoint(service, principal, request.checkpoint_id),
         edits_state="state" in request.model_fields_set,
         state=request.state,
     )
-    return await _made(service, await fork_run(service.core, row, order, wish))
+    try:
+        if "input" not in request.model_fields_set:
+            order = replace(order, input=await _input(service, row))
+        named = await _checkpoint(service, principal, request.checkpoint_id)
+    except PerdureError as refused:
+        return await _made(service, await accepted_before(service.core, order, refused))
+    made = await fork_run(service.core, row, order, replace(wish, checkpoint=named))
+    return await _made(service, made)
 
 
 async def _made(service: Service, made: Submitted) -> RunMade:

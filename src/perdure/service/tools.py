@@ -2,9 +2,7 @@
 
 from itertools import groupby
 
-from pydantic import JsonValue, ValidationError
-
-from perdure.protocol.tools import ToolSpec
+from perdure.protocol.tools import read_spec
 from perdure.service.base import Service
 from perdure.service.principal import Principal
 from perdure.service.views import ToolView
@@ -23,11 +21,8 @@ async def list_tools(service: Service, principal: Principal) -> list[ToolView]:
 def _view(rows: list[RegisteredTool]) -> ToolView | None:
     """Return a tool's view; None for a declaration that this release cannot read."""
     newest = rows[-1]
-    stored: dict[str, JsonValue] = newest.spec if isinstance(newest.spec, dict) else {}
-    fields = {name: value for name, value in stored.items() if name in ToolSpec.model_fields}
-    try:
-        spec = ToolSpec.model_validate(fields)
-    except ValidationError:
+    spec = read_spec(newest.spec)
+    if spec is None:
         return None
     return ToolView.model_construct(
         name=spec.name,

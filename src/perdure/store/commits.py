@@ -17,6 +17,7 @@ from enum import StrEnum
 
 from pydantic import JsonValue
 
+from perdure.protocol.base import from_micros
 from perdure.protocol.events import NewEvent
 from perdure.protocol.failures import FailureCode
 from perdure.protocol.messages import Role
@@ -444,12 +445,13 @@ class Requeued:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DueTimer:
     """A timer that is due. `ref` is the interrupt of an expiry, the child of a report, the call of a
-    callback.
+    callback. `due_at` says where a page of timers ends; it makes no other timer.
     """
 
     run_id: str
     kind: TimerKind
     ref: str | None
+    due_at: datetime = field(default=from_micros(0), compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

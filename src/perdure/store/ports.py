@@ -332,6 +332,20 @@ class Reader(Protocol):
         """Return a run; `tenant_id` None is for the runtime itself."""
         ...
 
+    async def find_run_by_key(
+        self, tenant_id: str, agent_id: str, idempotency_key: str
+    ) -> Inserted | None:
+        """Return the run under a key as `Store.insert_run` does when it is asked again."""
+        ...
+
+    async def leases_of(self, worker_id: str, limit: int) -> list[LeaseKey]:
+        """Return leases that a worker holds, expired ones too, in order of run id."""
+        ...
+
+    async def now(self) -> datetime:
+        """Return the time by which the store judges leases, timers and waits."""
+        ...
+
     async def list_runs(
         self,
         tenant_id: str | None,
@@ -460,10 +474,11 @@ class Reader(Protocol):
         """Return a run's late results, in order of seq."""
         ...
 
-    async def due_timers(self, limit: int) -> list[DueTimer]:
+    async def due_timers(self, limit: int, after: DueTimer | None = None) -> list[DueTimer]:
         """Return timers that are due, of runs that nobody holds and that are not in repair.
 
-        Reports of children are due also while their parent is held.
+        Reports of children are due also while their parent is held. The longest due come first;
+        `after` is the last one of the page before.
         """
         ...
 

@@ -22,7 +22,7 @@ from perdure.protocol.records import (
 from perdure.protocol.runs import RunFacts, RunHot, RunRow
 from perdure.protocol.states import TERMINAL, InterruptStatus, ParkedOn, is_open
 from perdure.protocol.topics import SubscriptionRow
-from perdure.store.commits import DueTimer, TimerKind
+from perdure.store.commits import DueTimer, Inserted, LeaseKey, TimerKind
 from perdure.store.memory.subscriptions import listed
 from perdure.store.memory.tables import Run, Tables
 from perdure.store.ports import (
@@ -70,6 +70,29 @@ class MemoryReader:
         """See `Reader.find_run`."""
         run = self._run(tenant_id, run_id)
         return None if run is None else run.row
+
+    async def find_run_by_key(
+        self, tenant_id: str, agent_id: str, idempotency_key: str
+    ) -> Inserted | None:
+        """See `Reader.find_run_by_key`."""
+        run_id = self._tables.keys.get((tenant_id, agent_id, idempotency_key))
+        run = None if run_id is None else self._tables.runs[run_id]
+        if run is None:
+            return None
+        return Inserted(row=run.row, created=False, fingerprint=run.fingerprint)
+
+    async def leases_of(self, worker_id: str, limit: int) -> list[LeaseKey]:
+        """See `Reader.leases_of`."""
+        held = [
+            LeaseKey(run_id=run.facts.run_id, token=run.hot.lease_token)
+            for run in self._tables.runs.values()
+            if run.hot.lease_owner == worker_id
+        ]
+        return sorted(held, key=lambda lease: lease.run_id)[:limit]
+
+    async def now(self) -> datetime:
+        """See `Reader.now`."""
+        return self._tables.clock()
 
     async def list_runs(
         self,
@@ -262,21 +285,20 @@ class MemoryReader:
         rows = [row for row in self._tables.late.values() if row.run_id == run_id]
         return sorted(rows, key=lambda row: row.seq)
 
-    async def due_timers(self, limit: int) -> list[DueTimer]:
-        """See `Reader.due_timers`. The longest due first."""
+    async def due_timers(self, limit: int, after: DueTimer | None = None) -> list[DueTimer]:
+        """See `Reader.due_timers`."""
         now, runs = self._tables.clock(), self._tables.runs
-        due = [timer for timer in self._timers() if timer[0] <= now]
-        return [timer for _, timer in due if _may_fire(timer, runs[timer.run_id].hot)][:limit]
+        due = [timer for timer in self._timers() if timer.due_at <= now]
+        found = [timer for timer in due if after is None or _place(timer) > _place(after)]
+        return [timer for timer in found if _may_fire(timer, runs[timer.run_id].hot)][:limit]
 
-    def _timers(self) -> list[tuple[datetime, DueTimer]]:
+    def _timers(self) -> list[DueTimer]:
         """Return all timers by time, then run, kind and interrupt."""
-        rows = sorted(
-            (at, run_id, kind, ref or "") for (run_id, kind, ref), at in self._tables.timers.items()
-        )
-        return [
-            (at, DueTimer(run_id=run_id, kind=kind, ref=ref or None))
-            for at, run_id, kind, ref in rows
+        timers = [
+            DueTimer(run_id=run_id, kind=kind, ref=ref, due_at=at)
+            for (run_id, kind, ref), at in self._tables.timers.items()
         ]
+        return sorted(timers, key=_place)
 
     async def is_ready(self, run_id: str) -> bool:
         """See `Reader.is_ready`. An entry whose time has not come counts."""
@@ -284,7 +306,7 @@ class MemoryReader:
 
     async def timers_of(self, run_id: str) -> list[DueTimer]:
         """See `Reader.timers_of`. The first due first."""
-        return [timer for _, timer in self._timers() if timer.run_id == run_id]
+        return [timer for timer in self._timers() if timer.run_id == run_id]
 
     async def backlog(self) -> Backlog:
         """See `Reader.backlog`. `ready` counts what can be claimed, `runs_by_state` what goes on."""
@@ -335,6 +357,10 @@ def _is_below(facts: RunFacts, root_run_id: str) -> bool:
 
 def _age_s(times: list[datetime], now: datetime) -> float:
     return max(0.0, (now - min(times)).total_seconds()) if times else 0.0
+
+
+def _place(timer: DueTimer) -> tuple[datetime, str, TimerKind, str]:
+    return (timer.due_at, timer.run_id, timer.kind, timer.ref or "")
 
 
 def _may_fire(timer: DueTimer, hot: RunHot) -> bool:

@@ -33,9 +33,9 @@ from perdure.store.postgres.errors import DataRefused, constraint_of
 from perdure.store.postgres.lanes import Lane
 from perdure.store.postgres.moves import leave_aside, supersede
 from perdure.store.postgres.moving import columns
-from perdure.store.postgres.rows import facts_of, hot_of, readable, run_of
+from perdure.store.postgres.rows import facts_of, hot_of, keyed_run_of, readable
 from perdure.store.postgres.statements import SQL
-from perdure.store.postgres.wire import data_out, digest_out, id_in, id_out, text_in, text_out
+from perdure.store.postgres.wire import data_out, digest_out, id_in, id_out, text_out
 
 GROUP_MAX = 64
 _SERVES_SEPARATOR = chr(31)
@@ -212,8 +212,7 @@ async def _find_known(connection: Connection, new: NewRun) -> Inserted | None:
     )
     if not rows:
         return None
-    fingerprint = text_in(rows[0]["fingerprint"]) or ""
-    return Inserted(row=run_of(rows[0]), created=False, fingerprint=fingerprint)
+    return keyed_run_of(rows[0])
 
 
 async def _hold_origin(connection: Connection, new: NewRun) -> None:

@@ -22,7 +22,7 @@ from perdure.protocol.records import (
 )
 from perdure.protocol.runs import RunRow
 from perdure.protocol.topics import SubscriptionRow
-from perdure.store.commits import DueTimer
+from perdure.store.commits import DueTimer, Inserted, LeaseKey
 from perdure.store.ports import (
     Backlog,
     InterruptFilter,
@@ -37,7 +37,7 @@ from perdure.store.postgres.driver import Pool, Row
 from perdure.store.postgres.lanes import keep_trying
 from perdure.store.postgres.statements import SQL
 from perdure.store.postgres.subscriptions import subscription_of
-from perdure.store.postgres.wire import digest_out, id_in, id_out
+from perdure.store.postgres.wire import digest_out, id_in, id_out, text_out
 from perdure.store.reading import OnUnreadable, log_unreadable
 
 _T = TypeVar("_T")
@@ -70,6 +70,27 @@ class PostgresReader:
         """See `Reader.find_run`."""
         row = await self._first("find_run", hex_of(run_id), tenant_id)
         return None if row is None else rows.run_of(row)
+
+    async def find_run_by_key(
+        self, tenant_id: str, agent_id: str, idempotency_key: str
+    ) -> Inserted | None:
+        """See `Reader.find_run_by_key`."""
+        key = (tenant_id, agent_id, text_out(idempotency_key))
+        row = await self._first("find_idempotent_run", None, *key)
+        return None if row is None else rows.keyed_run_of(row)
+
+    async def leases_of(self, worker_id: str, limit: int) -> list[LeaseKey]:
+        """See `Reader.leases_of`."""
+        found = await self._fetch("leases_of", worker_id, limit)
+        return [
+            LeaseKey(run_id=id_in(RUN, row["run_id"]), token=row["lease_token"]) for row in found
+        ]
+
+    async def now(self) -> datetime:
+        """See `Reader.now`."""
+        row = await self._first("read_clock", self._now())
+        assert row is not None, "a statement without a table has a row"
+        return row["now"]
 
     async def _page(
         self,
@@ -303,9 +324,9 @@ class PostgresReader:
         """See `Reader.list_late`."""
         return [rows.late_of(row) for row in await self._fetch("list_late", hex_of(run_id))]
 
-    async def due_timers(self, limit: int) -> list[DueTimer]:
-        """See `Reader.due_timers`. The longest due first."""
-        found = await self._fetch("due_timers", self._now(), limit)
+    async def due_timers(self, limit: int, after: DueTimer | None = None) -> list[DueTimer]:
+        """See `Reader.due_timers`."""
+        found = await self._fetch("due_timers", self._now(), *_place(after), limit)
         return [rows.timer_of(row) for row in found]
 
     async def is_ready(self, run_id: str) -> bool:
@@ -338,6 +359,14 @@ class PostgresReader:
             raise Unavailable("the database is not open")
         row = await self._first("ping_runs")
         await self._check(None if row is None else row["version"])
+
+
+def _place(after: DueTimer | None) -> tuple[object, ...]:
+    """Return the key of the timer behind which a page begins."""
+    if after is None:
+        return (None, None, None, None)
+    ref = hex_of(after.ref or after.run_id)
+    return (after.due_at, hex_of(after.run_id), after.kind, ref)
 
 
 def _run_statement(where: RunFilter) -> str:

@@ -58,7 +58,7 @@ from perdure.protocol.states import (
     ToolCallStatus,
 )
 from perdure.protocol.values import Value
-from perdure.store.commits import DueTimer, TimerKind
+from perdure.store.commits import DueTimer, Inserted, TimerKind
 from perdure.store.postgres.driver import Row
 from perdure.store.postgres.wire import (
     data_in,
@@ -387,4 +387,12 @@ def timer_of(row: Row) -> DueTimer:
     kind = TimerKind(row["kind"])
     prefix = _REFS.get(kind)
     ref = None if prefix is None else id_in(prefix, row["ref"])
-    return DueTimer(run_id=id_in(RUN, row["run_id"]), kind=kind, ref=ref)
+    run_id = id_in(RUN, row["run_id"])
+    return DueTimer(run_id=run_id, kind=kind, ref=ref, due_at=row["due_at"])
+
+
+@readable
+def keyed_run_of(row: Row) -> Inserted:
+    """Return the run that was found under a key."""
+    fingerprint = text_in(row["fingerprint"]) or ""
+    return Inserted(row=run_of(row), created=False, fingerprint=fingerprint)

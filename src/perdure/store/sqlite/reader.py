@@ -33,7 +33,7 @@ from perdure.protocol.records import (
 from perdure.protocol.runs import RunRow
 from perdure.protocol.states import InterruptStatus
 from perdure.protocol.topics import SubscriptionRow
-from perdure.store.commits import DueTimer
+from perdure.store.commits import DueTimer, Inserted, LeaseKey
 from perdure.store.ports import (
     Backlog,
     InterruptFilter,
@@ -65,6 +65,14 @@ def _after(prefix: str, text: str | None, start: bytes) -> bytes | None:
     return start if text is None else _key(prefix, text)
 
 
+def _place(after: DueTimer | None) -> tuple[int, bytes, str, bytes]:
+    """Return the key of the timer behind which a page begins, one before all others for None."""
+    if after is None:
+        return (-_SEQ_MAX, _FIRST, "", _FIRST)
+    ref = _FIRST if after.ref is None else pack_id(after.ref)
+    return (to_micros(after.due_at), pack_id(after.run_id), after.kind.value, ref)
+
+
 def _told(prefix: str, on_unreadable: OnUnreadable | None = None) -> OnUnreadable:
     """Return who hears of a damaged row by the digits of its key: the caller, or the log."""
     tell = on_unreadable or log_unreadable
@@ -82,6 +90,21 @@ class SqliteReader:
         """See `Reader.find_run`."""
         key = _key(RUN, run_id)
         return await self._readers.row("find_run", key, tenant_id, convert=rows.read_run)
+
+    async def find_run_by_key(
+        self, tenant_id: str, agent_id: str, idempotency_key: str
+    ) -> Inserted | None:
+        """See `Reader.find_run_by_key`."""
+        key = (tenant_id, agent_id, idempotency_key)
+        return await self._readers.row("find_idempotent_run", *key, convert=rows.read_keyed_run)
+
+    async def leases_of(self, worker_id: str, limit: int) -> list[LeaseKey]:
+        """See `Reader.leases_of`."""
+        return await self._readers.rows("leases_of", worker_id, limit, convert=rows.read_lease)
+
+    async def now(self) -> datetime:
+        """See `Reader.now`."""
+        return self._now()
 
     async def list_runs(
         self,
@@ -301,10 +324,10 @@ class SqliteReader:
         """See `Reader.list_late`."""
         return await self._readers.rows("list_late", _key(RUN, run_id), convert=rows.read_late)
 
-    async def due_timers(self, limit: int) -> list[DueTimer]:
-        """See `Reader.due_timers`. The longest due first."""
-        now = to_micros(self._now())
-        return await self._readers.rows("due_timers", now, limit, convert=rows.read_timer)
+    async def due_timers(self, limit: int, after: DueTimer | None = None) -> list[DueTimer]:
+        """See `Reader.due_timers`."""
+        now, start = to_micros(self._now()), _place(after)
+        return await self._readers.rows("due_timers", now, *start, limit, convert=rows.read_timer)
 
     async def is_ready(self, run_id: str) -> bool:
         """See `Reader.is_ready`. An entry whose time has not come counts."""

@@ -47,7 +47,7 @@ from perdure.protocol.states import (
     ToolCallStatus,
 )
 from perdure.protocol.values import Value
-from perdure.store.commits import DueTimer, TimerKind
+from perdure.store.commits import DueTimer, Inserted, LeaseKey, TimerKind
 from perdure.store.ports import PlacedRun, RegisteredAgent, RegisteredTool
 from perdure.store.rules import Kept
 
@@ -454,7 +454,18 @@ def read_timer(row: Row) -> DueTimer:
         run_id=f"run_{row[0].hex()}",
         kind=kind,
         ref=f"{prefix}_{row[2].hex()}" if row[2] else None,
+        due_at=from_micros(row[3]),
     )
+
+
+def read_keyed_run(row: Row) -> Inserted:
+    """Return the run that was found under a key."""
+    return Inserted(row=read_run(row), created=False, fingerprint=row[FINGERPRINT])
+
+
+def read_lease(row: Row) -> LeaseKey:
+    """Return a held lease."""
+    return LeaseKey(run_id=f"run_{row[0].hex()}", token=row[1])
 
 
 def read_agent(row: Row) -> RegisteredAgent:

@@ -25,7 +25,9 @@ from perdure.store.commits import (
 )
 from perdure.store.ports import Backlog, InterruptFilter, QueueBacklog, Reader, RunFilter, Store
 from perdure.testing.builders import (
+    AGENT,
     PLANNING,
+    WORKER,
     advanced,
     answering,
     append,
@@ -34,6 +36,7 @@ from perdure.testing.builders import (
     claimed,
     commit_of,
     finish,
+    lease_of,
     new_call,
     new_id,
     new_run,
@@ -64,6 +67,28 @@ class ReaderContract(Contract):
         assert await reader.list_executions(run_id) == []
         assert await reader.timers_of(run_id) == []
         assert not await reader.is_ready(run_id)
+
+    async def test_a_run_is_found_under_its_key_as_an_insert_would_find_it(
+        self, store: Store, reader: Reader
+    ) -> None:
+        new = new_run(key="k")
+        await store.insert_run(new)
+        assert await reader.find_run_by_key("default", AGENT, "k") == await store.insert_run(new)
+        for place in (("other", AGENT), ("default", "other")):
+            assert await reader.find_run_by_key(*place, "k") is None
+        assert await reader.find_run_by_key("default", AGENT, "l") is None
+
+    async def test_the_leases_of_a_worker_are_told_until_they_are_given_up(
+        self, store: Store, reader: Reader, clock: FakeClock
+    ) -> None:
+        held = sorted([lease_of(await claimed(store)) for _ in range(3)], key=lambda k: k.run_id)
+        clock.advance(1000)
+        assert await reader.leases_of(WORKER, 10) == held
+        assert await reader.leases_of(WORKER, 2) == held[:2]
+        assert await reader.leases_of("another", 10) == []
+        await store.release_runs(WORKER, held[1:])
+        assert await reader.leases_of(WORKER, 10) == held[:1]
+        assert await reader.now() == clock()
 
     async def test_runs_come_newest_first_in_pages(self, store: Store, reader: Reader) -> None:
         new = [new_run() for _ in range(5)]

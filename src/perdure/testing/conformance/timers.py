@@ -186,6 +186,26 @@ class TimerContract(Contract):
         assert found == [new[1].run_id, new[2].run_id, new[0].run_id]
         assert [one.run_id for one in await reader.due_timers(2)] == found[:2]
 
+    async def test_a_page_goes_on_behind_the_last_timer_of_the_one_before(
+        self, store: Store, reader: Reader, clock: FakeClock
+    ) -> None:
+        for _ in range(2):  # due at one time, each with two timers
+            new = new_run(run_s=10.0)
+            await store.insert_run(new)
+            await store.request_cancel(new.run_id, cancel_wish())
+        asked = asking((await claimed(store)).row, expires_in_s=20.0)
+        await write(store, asked)
+        clock.advance(100)
+        whole = await reader.due_timers(10)
+        assert len(whole) == 5
+        assert whole[-1] == timer(asked.run_id, TimerKind.EXPIRY, whole[-1].ref)
+        paged: list[DueTimer] = []
+        last: DueTimer | None = None
+        while page := await reader.due_timers(2, last):
+            paged += page
+            last = page[-1]
+        assert paged == whole
+
     async def test_the_timers_of_a_run_are_its_own_the_first_due_first(
         self, store: Store, reader: Reader
     ) -> None:

@@ -3,6 +3,12 @@
 -- name: find_run
 SELECT * FROM run_rows WHERE run_id = $1::uuid AND ($2::text IS NULL OR tenant_id = $2);
 
+-- name: leases_of
+SELECT run_id, lease_token FROM run_state WHERE lease_owner = $1 ORDER BY run_id LIMIT $2;
+
+-- name: read_clock
+SELECT coalesce($1::timestamptz, now()) AS now;
+
 -- name: list_runs
 SELECT * FROM run_rows
  WHERE ($1::uuid IS NULL OR run_id < $1) AND ($2::text IS NULL OR tenant_id = $2)
@@ -177,7 +183,7 @@ SELECT tool_call_id, execution, run_id, attempt, epoch, seq, status, external_re
   FROM late_results WHERE run_id = $1::uuid ORDER BY seq;
 
 -- name: due_timers
-SELECT t.run_id, t.kind, t.ref
+SELECT t.run_id, t.kind, t.ref, t.due_at
   FROM timers AS t
  CROSS JOIN LATERAL (
     SELECT 1 FROM run_state AS s
@@ -185,10 +191,13 @@ SELECT t.run_id, t.kind, t.ref
        AND s.parked_on IS DISTINCT FROM 'repair' OFFSET 0
  ) AS unheld
  WHERE t.due_at <= coalesce($1::timestamptz, now())
- ORDER BY t.due_at, t.run_id, t.kind, t.ref LIMIT $2;
+   AND t.due_at >= coalesce($2::timestamptz, '-infinity')
+   AND ($2::timestamptz IS NULL
+        OR (t.due_at, t.run_id, t.kind, t.ref) > ($2, $3::uuid, $4::text, $5::uuid))
+ ORDER BY t.due_at, t.run_id, t.kind, t.ref LIMIT $6;
 
 -- name: timers_of
-SELECT run_id, kind, ref FROM timers WHERE run_id = $1::uuid ORDER BY due_at, kind, ref;
+SELECT run_id, kind, ref, due_at FROM timers WHERE run_id = $1::uuid ORDER BY due_at, kind, ref;
 
 -- name: is_ready
 SELECT 1 FROM ready WHERE run_id = $1::uuid;

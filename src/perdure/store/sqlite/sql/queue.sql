@@ -71,13 +71,14 @@ DELETE FROM timers WHERE run_id = ? AND kind = ? AND ref = ?;
 DELETE FROM timers WHERE run_id IN (VALUES (?));
 
 -- name: due_timers
-SELECT t.run_id, t.kind, t.ref
+SELECT t.run_id, t.kind, t.ref, t.due_at
 FROM timers AS t
 INNER JOIN run_state AS s ON s.run_id = t.run_id
 WHERE
-    t.due_at <= ? AND (s.lease_owner IS NULL OR t.kind = 'child') AND s.parked_on IS NOT 'repair'
+    t.due_at <= ? AND (t.due_at, t.run_id, t.kind, t.ref) > (?, ?, ?, ?)
+    AND (s.lease_owner IS NULL OR t.kind = 'child') AND s.parked_on IS NOT 'repair'
 ORDER BY t.due_at, t.run_id, t.kind, t.ref
 LIMIT ?;
 
 -- name: timers_of
-SELECT run_id, kind, ref FROM timers WHERE run_id = ? ORDER BY due_at, kind, ref;
+SELECT run_id, kind, ref, due_at FROM timers WHERE run_id = ? ORDER BY due_at, kind, ref;

@@ -32,6 +32,9 @@ WHERE run_id = (
 -- name: find_run
 SELECT * FROM run_rows WHERE run_id = ?1 AND (?2 IS NULL OR tenant_id = ?2);
 
+-- name: leases_of
+SELECT run_id, lease_token FROM run_state WHERE lease_owner = ? ORDER BY run_id LIMIT ?;
+
 -- name: find_run_keys
 SELECT tenant_id, thread_id FROM runs WHERE run_id = ?;
 
