@@ -6,6 +6,7 @@ from pathlib import Path
 
 import anyio
 import pytest
+from pydantic import JsonValue
 
 from perdure.engine.answers import Reply, answer_interrupt
 from perdure.engine.core import Core
@@ -143,7 +144,7 @@ async def test_a_slow_timer_keeps_no_lease_from_being_taken_away(url: str) -> No
 
     async with flow(url, [], start=False) as engine:
         told = Told(engine.core.store)
-        core = replace(engine.core, reader=Stuck(engine.core), store=told)  # pyright: ignore[reportArgumentType] - stands for the port
+        core = replace(engine.core, reader=Stuck(engine.core), store=told)
         async with anyio.create_task_group() as group:
             group.start_soon(Maintenance(core=core, tools=None).run)
             with anyio.fail_after(5):
@@ -157,8 +158,8 @@ async def test_what_a_newer_release_registered_breaks_nothing_here(url: str, zoo
     payer = scripted("payer", [edit, Finish(answer=1)], tools=["pay"])
     async with flow(url, [payer], zoo) as engine:
         card = payer.card.model_dump(mode="json")
-        newer = card | {"agent_id": "newer", "new_field": {"a": 1}}
-        odd = {"agent_id": "odd", "version": ["no", "text"]}
+        newer: dict[str, JsonValue] = {**card, "agent_id": "newer", "new_field": 1}
+        odd: dict[str, JsonValue] = {"agent_id": "odd", "version": ["no", "text"]}
         agents = [
             AgentRegistration(agent_id=str(one["agent_id"]), version="1", card=one, digest="0" * 64)
             for one in (newer, odd)

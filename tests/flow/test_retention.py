@@ -2,12 +2,19 @@
 
 from dataclasses import replace
 
+import pytest
+
 from perdure.engine.context import PlannerContext
 from perdure.engine.retention import Retention
 from perdure.protocol.codec import decode
 from perdure.protocol.decisions import Decision, Finish
+from perdure.protocol.errors import Gone, NotFound
 from perdure.protocol.events import StateEvent
+from perdure.protocol.ids import checkpoint_id
 from perdure.protocol.states import RunState
+from perdure.service.base import Service
+from perdure.service.branches import ForkRequest, fork
+from perdure.service.principal import LOCAL
 from perdure.store.commits import RetentionRule
 from perdure.testing.embedded import SETTINGS, calls, scripted
 from perdure.testing.tools import ToolZoo
@@ -68,3 +75,27 @@ async def test_what_waits_or_is_kept_longer_stays_whole(url: str, zoo: ToolZoo) 
         assert row.hot.state is RunState.FAILED
         assert await Retention(core=engine.core).run_once() == 0
         assert (await engine.events(row.facts.run_id))[0].seq == 1
+
+
+async def test_a_known_key_is_answered_also_when_the_place_it_began_at_is_gone(
+    url: str, zoo: ToolZoo
+) -> None:
+    """R-3.2, R-7.4: the fork of a checkpoint that is no longer kept, asked for again."""
+
+    def decide(context: PlannerContext) -> Decision:
+        return Finish(answer=1) if context.turns else calls(("echo", {"value": 1}))
+
+    agent = scripted("one", decide, tools=["echo"])
+    async with flow(url, [agent], zoo, settings=AT_ONCE) as engine:
+        run_id = (await engine.wait_terminal(await engine.submit("one"))).facts.run_id
+        _, checkpoint, *_ = await engine.core.reader.list_checkpoints(run_id, before=None, limit=5)
+        wish = ForkRequest(checkpoint_id=checkpoint_id(run_id, checkpoint.seq))
+        service = Service(core=engine.core)
+        first = await fork(service, LOCAL, run_id, wish, header_key="k")
+        await engine.wait_terminal(first.run.run_id)
+        await Retention(core=engine.core).run_once()
+        await Retention(core=engine.core).run_once()
+        with pytest.raises((NotFound, Gone)):
+            await fork(service, LOCAL, run_id, wish, header_key="another")
+        again = await fork(service, LOCAL, run_id, wish, header_key="k")
+        assert (again.created, again.run.run_id) == (False, first.run.run_id)

@@ -308,14 +308,14 @@ async def _effects(
     if not asks_to_compensate(row.hot.cancel_options) or view.snapshot.open_children:
         return effects
     undoing = await read_undoing(core, row)
-    if not undone and _is_owed(core, view, undoing):
+    if not undone and await _is_owed(core, view, undoing):
         return None
     return undoing.report(row.facts.run_id, effects)
 
 
-def _is_owed(core: Core, view: RunView, undoing: Undoing) -> bool:
+async def _is_owed(core: Core, view: RunView, undoing: Undoing) -> bool:
     """Tell whether a worker has something to undo first, or to look up before that is known."""
-    now, deadline_s = core.clock.now(), core.settings.compensation_deadline_s
+    now, deadline_s = await core.reader.now(), core.settings.compensation_deadline_s
     in_time = not undoing.is_late(now, deadline_s)
     return bool(undoing.owed(now, deadline_s)) or (in_time and bool(begun_calls(view)))
 
