@@ -9,12 +9,18 @@ from pathlib import Path
 import pytest
 
 from perdure.agents.code import AgentFailed, Context, agent
+from perdure.engine.continuing import carry_on
 from perdure.engine.ports import HostedAgent
+from perdure.protocol.agents import AgentCard
+from perdure.protocol.decisions import ChildRequest, Finish, Spawn
 from perdure.protocol.events import ActionEvent, CustomEvent
 from perdure.protocol.failures import FailureCode
 from perdure.protocol.policies import RetryPolicy
 from perdure.protocol.runs import status_of
 from perdure.protocol.states import Answer, RunState, RunStatus
+from perdure.store.commits import AgentRegistration
+from perdure.store.ports import RunFilter
+from perdure.testing.embedded import Embedded, scripted
 from perdure.testing.tools import ToolZoo
 from tests.flow.test_code_agents import answer_of, failure_of
 from tests.flow.test_retry import again
@@ -161,6 +167,17 @@ async def short_changed(ctx: Context, input: object) -> object:
     return [await ctx.interrupt("go on?")]
 
 
+async def _dies_before_the_end(engine: Embedded, run_id: str) -> None:
+    """Make the run that goes on, as a worker does that then dies."""
+    row = await engine.run(run_id)
+    card = AgentCard(agent_id="changing", version="5")
+    registration = AgentRegistration(
+        agent_id="changing", version="5", card=card.model_dump(mode="json"), digest="d"
+    )
+    await engine.core.store.register([registration], [])
+    assert await carry_on(engine.core, row, card, "gone") is not None
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(60)
 async def test_fifty_waiting_runs_meet_changed_code(url: str, zoo: ToolZoo) -> None:
@@ -196,6 +213,52 @@ async def test_fifty_waiting_runs_meet_changed_code(url: str, zoo: ToolZoo) -> N
         assert await answer_of(engine, made.run_id) == ["first", True]
         steps = data_of(await engine.events(made.run_id), ActionEvent)
         assert steps == []
+
+
+async def test_a_run_whose_version_is_replaced_goes_on_as_one_new_run(
+    url: str, zoo: ToolZoo
+) -> None:
+    """R-20.2, issue 3 B5: linked both ways, nothing is done again, and no second one is made though
+    a worker dies in between; one whose code does not fit ends; a child is left to its parent."""
+    fits, differs = versioned(short), agent("other", "1", tools=["echo"])(short)
+    parent = scripted("parent", [Spawn(children=(ChildRequest(agent_id="changing"),)), Finish()])
+    async with flow(url, [fits, differs, parent], zoo) as engine:
+        runs = [await engine.submit(name) for name in ("changing", "other", "parent")]
+        children = RunFilter(parent_run_id=runs[2])
+        await engine.wait_until(runs[2], lambda row: row.hot.open_children == 1)
+        [child] = await engine.core.reader.list_runs(None, children, after=None, limit=2)
+        for run_id in (*runs[:2], child.facts.run_id):
+            await engine.wait_waiting(run_id)
+    newest = [
+        agent("changing", "5", tools=["echo"], replaces=["1"], continues=True)(short),
+        agent("other", "5", tools=["echo"], replaces=["1"], continues=True)(short_changed),
+        parent,
+    ]
+    async with flow(url, newest, zoo, start=False) as engine:
+        await _dies_before_the_end(engine, runs[0])
+        await engine.start_worker()
+        for run_id in (*runs[:2], child.facts.run_id):
+            (question,) = await engine.pending(run_id)
+            await engine.answer(question.interrupt_id, Answer.RESPOND, value=True)
+        for run_id in runs[:2]:
+            failure = await failure_of(engine, run_id)
+            assert failure.code is FailureCode.CHECKPOINT_INCOMPATIBLE
+            where = RunFilter(thread_id=(await engine.run(run_id)).facts.thread_id)
+            [new, old] = await engine.core.reader.list_runs(None, where, after=None, limit=5)
+            new_id = new.facts.run_id
+            assert failure.details == {"continued_by": new_id}
+            assert (new.facts.retry_of, old.facts.run_id) == (run_id, run_id)
+            assert new.facts.agent_version == "5"
+            if run_id == runs[1]:
+                assert (await failure_of(engine, new_id)).code is FailureCode.NON_DETERMINISTIC
+                continue
+            (question,) = await engine.wait_waiting(new_id)
+            await engine.answer(question.interrupt_id, Answer.RESPOND, value=True)
+            assert await answer_of(engine, new_id) == ["first", True]
+            assert data_of(await engine.events(new_id), ActionEvent) == []
+        failure = await failure_of(engine, child.facts.run_id)
+        assert (failure.code, failure.details) == (FailureCode.CHECKPOINT_INCOMPATIBLE, {})
+        await engine.wait_terminal(runs[2])
 
 
 async def blocks(ctx: Context, input: object) -> object:

@@ -54,13 +54,14 @@ def loop_agent(
     models: int = 1,
     code_digest: str | None = None,
     replaces: Sequence[str] = (),
+    continues: bool = False,
     deny_tells_planner: bool = False,
     publishes: str | None = None,
 ) -> HostedAgent:
     """Return an agent version: a planner with its tools, by name or with a grant of its own.
 
     `publishes` is the topic to which its answers are published. `replaces` names versions that no worker serves any more: their runs end with a code instead of
-    waiting for one for ever. Raises Invalid (`invalid`) for an id, version or text that a card does not take, or when a
+    waiting for one for ever; with `continues` each goes on as a new run of this version. Raises Invalid (`invalid`) for an id, version or text that a card does not take, or when a
     tool is granted twice. For a built-in planner, how models are retried and what the answer
     must fit are one setting, whether given here or to the planner.
     """
@@ -96,6 +97,7 @@ def loop_agent(
         model_retry=model_retry or RetryPolicy(),
         models=models,
         replaces=tuple(replaces),
+        continues=continues,
         deny_tells_planner=deny_tells_planner,
         publishes=None if publishes is None else _topic(agent_id, publishes),
     )

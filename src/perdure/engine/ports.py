@@ -271,6 +271,8 @@ class HostedAgent:
     models: int = 1
     deny_tells_planner: bool = False
     replaces: tuple[str, ...] = ()
+    continues: bool = False
+    """The runs of the versions that it replaces go on as new runs of this one."""
     publishes: str | None = None
     """The topic to which its answers are published."""
 

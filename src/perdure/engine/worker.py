@@ -299,8 +299,9 @@ class Worker:
         agent_id, version = facts.agent_now
         agent = self.catalog.find(agent_id, version)
         if agent is None:
-            newer = self.catalog.replaced()[agent_id, version].card.version
-            raise VersionGone(f"version {version} of {agent_id} is gone: {newer} replaces it")
+            newer = self.catalog.replaced()[agent_id, version]
+            reason = f"version {version} of {agent_id} is gone: {newer.card.version} replaces it"
+            raise VersionGone(reason, newer.card if newer.continues else None)
         view = await load_claimed(self.core, claimed, self.worker_id)
         judge = Judge(
             agent=agent, tools=self.tools, policy=self.policy, settings=self.core.settings

@@ -47,6 +47,7 @@ def agent(
     output_schema: dict[str, JsonValue] | None = None,
     permissions: Sequence[str] = (),
     replaces: Sequence[str] = (),
+    continues: bool = False,
     publishes: str | None = None,
     timeout_s: float = ADVANCE_TIMEOUT_S_DEFAULT,
     grace_s: float = GRACE_S_DEFAULT,
@@ -85,6 +86,7 @@ def agent(
             models=max(1, len(models)),
             code_digest=planner.digest,
             replaces=replaces,
+            continues=continues,
             publishes=publishes,
             deny_tells_planner=True,
         )

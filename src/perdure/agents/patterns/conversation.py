@@ -275,6 +275,7 @@ def conversation(
     description: str = "",
     input_schema: dict[str, JsonValue] | None = None,
     replaces: Sequence[str] = (),
+    continues: bool = False,
     publishes: str | None = None,
 ) -> HostedAgent:
     """Return an agent that lets others speak about its input, at most `turns_max` times in all.
@@ -318,5 +319,6 @@ def conversation(
         model_retry=retry,
         models=len(select.models) if isinstance(select, ByModel) else 1,
         replaces=replaces,
+        continues=continues,
         publishes=publishes,
     )

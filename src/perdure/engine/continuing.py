@@ -1,0 +1,66 @@
+"""Carrying a run whose agent version is gone on as a new run of the version that replaces it.
+
+The new run is made before the old one is ended: in the same thread, behind it, so that it begins
+when the old one has ended, and under a key of the old one's id, so that a worker that dies in
+between makes no second one. It shares the old run's history by reference, as a retry does.
+"""
+
+import logging
+
+from perdure.engine.branch import BranchWish, continue_run
+from perdure.engine.cancel import cancel_run
+from perdure.engine.core import Core
+from perdure.engine.history import load_value
+from perdure.engine.submit import RunOrder
+from perdure.protocol.agents import AgentCard
+from perdure.protocol.codec import digest
+from perdure.protocol.errors import PerdureError, StoreFull, Unavailable
+from perdure.protocol.runs import RunRow
+from perdure.protocol.states import CancelAction
+from perdure.store.commits import CancelWish
+
+log = logging.getLogger(__name__)
+
+BY = "runtime"
+
+
+async def carry_on(core: Core, row: RunRow, newer: AgentCard, reason: str) -> str | None:
+    """Make the run that goes on, or find it; return its id, None when there can be none.
+
+    A child that its parent is to be told of is not carried on: what to do is the parent's matter.
+    Raises Unavailable and StoreFull: then the run is not to be ended yet.
+    """
+    facts = row.facts
+    if facts.parent_run_id is not None and not facts.detached:
+        return None
+    options = {
+        "idempotency_key": f"perdure.continues:{facts.run_id}",
+        "agent_version": newer.version,
+        "multitask_strategy": "enqueue",
+        "after": None,
+    }
+    try:
+        order = RunOrder(
+            agent_id=newer.agent_id,
+            input=await load_value(core, facts.tenant_id, facts.input),
+            context=facts.context,
+            options=facts.options.model_copy(update=options),
+            caller=facts.caller,
+            fingerprint=digest(["continues", facts.run_id]),
+            thread_id=facts.thread_id,
+            trace_id=facts.trace_id,
+        )
+        wish = BranchWish(mode="retry", by=BY, reason=reason)
+        made = await continue_run(core, row, order, wish)
+    except (Unavailable, StoreFull):
+        raise
+    except (PerdureError, LookupError) as error:
+        log.warning("%s cannot be carried on: %s", facts.run_id, error)
+        return None
+    return made.row.facts.run_id
+
+
+async def stop_continuing(core: Core, row: RunRow, run_id: str) -> None:
+    """Cancel a run that was to go on from one that was cancelled in the meantime."""
+    wish = CancelWish(action=CancelAction.INTERRUPT, by=BY, source="runtime")
+    await cancel_run(core, row.facts.tenant_id, run_id, wish)
