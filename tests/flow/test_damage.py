@@ -1,5 +1,6 @@
 """One damaged row stops nobody but its own run (F21, R-7.7)."""
 
+from dataclasses import replace
 from datetime import timedelta
 
 import anyio
@@ -11,8 +12,10 @@ from perdure.protocol.base import TENANT_DEFAULT
 from perdure.protocol.decisions import Ask, Decision, Finish
 from perdure.protocol.errors import Conflict, Unreadable
 from perdure.protocol.states import Answer, ParkedOn, RunState
+from perdure.store.commits import Committed, Refused, RetentionRule
 from perdure.store.ports import RunFilter
-from perdure.testing.embedded import embedded, scripted
+from perdure.testing import builders as make
+from perdure.testing.embedded import SETTINGS, embedded, scripted
 from tests.flow.rows import Rows
 from tests.flow.world import database_at
 
@@ -57,6 +60,85 @@ async def test_a_row_that_cannot_be_read_fails_no_list_no_claim_and_no_verificat
         report = await verify(reader, on_finding=found.append)
         assert (report.runs, report.unreadable) == (4, 1)
         assert [(finding.check, finding.run_id) for finding in found] == [("C6", broken)]
+
+
+NEWER = "UPDATE run_state SET waiting_kind = 'of_a_newer_release' WHERE run_id = ?"
+
+
+async def test_a_value_of_a_newer_release_concerns_nobody_but_its_own_run(url: str) -> None:
+    """R-20.4: commits, releases, sweeps, cancels of the tree and the thread's next run go on."""
+    async with database_at(url) as database:
+        store, reader = database.store, database.reader
+        broken, good = await make.claimed(store), await make.claimed(store)
+        ended = await make.claimed(store)
+        await make.finish(store, reader, ended.row.facts.run_id)
+        run_id = broken.row.facts.run_id
+        old = await make.claimed(store)
+        await make.finish(store, reader, old.row.facts.run_id)
+        child = make.new_run(thread_id=old.row.facts.thread_id)
+        child = replace(child, parent_run_id=good.row.facts.run_id)
+        child = replace(child, root_run_id=good.row.facts.run_id)
+        spawn = replace(make.commit_of(good.row, make.note()), new_children=(child,))
+        parent = await make.advanced(store, reader, spawn)
+        behind = make.new_run(thread_id=old.row.facts.thread_id)
+        await store.insert_run(behind)
+        for each in (run_id, ended.row.facts.run_id, child.run_id, behind.run_id):
+            Rows(url).damage(NEWER, each)
+        stale = make.commit_of(broken.row, make.note())
+        stale = replace(stale, guard=replace(stale.guard, expected_seq=99))
+        results = await store.commit([stale, make.commit_of(parent, make.note())])
+        assert [type(result) for result in results] == [Refused, Committed]
+        keep = [RetentionRule(state=RunState.SUCCEEDED, older_than_s=0)]
+        assert (await store.expire_history(keep, after=None, limit=50)).runs == 1
+        hot = await store.request_cancel(parent.facts.run_id, make.cancel_wish())
+        assert hot is not None
+        assert hot.cancel_epoch == 1
+        leases = [make.lease_of(broken), make.lease_of(good)]
+        assert await store.release_runs(make.WORKER, leases) == 1
+        Rows(url).damage("UPDATE run_state SET waiting_kind = NULL WHERE run_id = ?", child.run_id)
+        await make.finish(store, reader, child.run_id)
+        thread = await reader.find_thread(TENANT_DEFAULT, old.row.facts.thread_id)
+        assert thread is not None
+        assert thread.active_run_id == behind.run_id, "it has its turn, and stands"
+
+
+async def test_an_attempt_that_ended_in_an_unknown_way_keeps_no_other_run_from_a_claim(
+    url: str,
+) -> None:
+    """R-20.4: its run is put aside."""
+    async with database_at(url) as database:
+        store, reader = database.store, database.reader
+        strange = await make.claimed(store)
+        run_id = strange.row.facts.run_id
+        await store.release_runs(make.WORKER, [make.lease_of(strange)])
+        Rows(url).damage("UPDATE attempts SET end_reason = 'left' WHERE run_id = ?", run_id)
+        others = [make.new_run() for _ in range(2)]
+        for new in others:
+            await store.insert_run(new)
+        taken = await store.claim_runs(make.want())
+        assert {one.row.facts.run_id for one in taken} == {new.run_id for new in others}
+        assert (await make.look(reader, run_id)).hot.parked_on is ParkedOn.REPAIR
+
+
+async def test_a_worker_outlives_the_sweep_that_meets_a_row_of_a_newer_release(url: str) -> None:
+    """R-20.4, R-6.8: the sweep goes on behind it."""
+    rule = RetentionRule(state=RunState.SUCCEEDED, older_than_s=0)
+    settings = replace(SETTINGS, retention=(rule,), retention_interval_s=0.05)
+    async with (
+        database_at(url) as database,
+        embedded(
+            database, [scripted("any", lambda _: Finish(answer="done"))], settings=settings
+        ) as engine,
+    ):
+        await engine.drain()
+        strange = await engine.submit("any")
+        Rows(url).damage(NEWER, strange)
+        await engine.start_worker()
+        other = await engine.submit("any")
+        await engine.wait_terminal(other)
+        with anyio.fail_after(10):
+            while (await engine.run(other)).hot.retained_from_seq == 1:  # noqa: ASYNC110
+                await anyio.sleep(0.02)  # no signal tells of a sweep
 
 
 DAMAGE = ("UPDATE events SET data = ! WHERE run_id = ? AND seq = 3", b"{")

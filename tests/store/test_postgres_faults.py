@@ -2,7 +2,8 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import anyio
@@ -13,6 +14,7 @@ import pytest
 from perdure.engine.committer import Committer
 from perdure.ops.local_postgres import LocalPostgres, StopMode
 from perdure.protocol.errors import Unavailable
+from perdure.protocol.ids import uuid_of
 from perdure.protocol.runs import RunRow
 from perdure.signals.local import LocalSignals
 from perdure.store.commits import Busy, CancelRequested, Claimed, Commit, CommitResult, Committed
@@ -56,6 +58,22 @@ async def run_sql(dsn: str, statement: str) -> list[asyncpg.Record]:
         return await connection.fetch(statement)
     finally:
         await connection.close()
+
+
+@asynccontextmanager
+async def locked_row(dsn: str, key: str, table: str = "run_state") -> AsyncGenerator[None]:
+    """Lock a run's or a thread's row as a process does that was paused in a transaction."""
+    locker = await asyncpg.connect(dsn)
+    transaction = locker.transaction()
+    await transaction.start()
+    column = {"run_state": "run_id", "threads": "thread_id"}[table]
+    query = f"SELECT 1 FROM {table} WHERE {column} = $1 FOR UPDATE"  # noqa: S608  # of a test
+    await locker.execute(query, uuid_of(key))
+    try:
+        yield
+    finally:
+        await transaction.rollback()
+        await locker.close()
 
 
 async def warm(database: PostgresDatabase) -> tuple[Claimed, Commit]:
@@ -391,29 +409,23 @@ async def test_heartbeats_run_on_a_loop_of_their_own(postgres_dsn: str) -> None:
 
 
 async def test_a_busy_row_does_not_hold_up_the_heartbeat_of_others(postgres_dsn: str) -> None:
+    """Decision 6: the answer comes while the row is locked, and says so of that lease alone."""
     async with PostgresDatabase(postgres_dsn) as database:
         busy = await make.claimed(database.store)
         free = await make.claimed(database.store)
-        locker = await asyncpg.connect(postgres_dsn)
-        transaction = locker.transaction()
-        await transaction.start()
-        await locker.execute(
-            "SELECT 1 FROM run_state WHERE run_id = $1 FOR UPDATE",
-            busy.row.facts.run_id.removeprefix("run_"),
-        )
-
-        async def beat() -> None:
-            leases = [make.lease_of(busy), make.lease_of(free)]
-            renewals = await database.store.renew_leases(make.WORKER, leases, 300.0)
-            assert [one.held for one in renewals] == [True, True]
-
-        async with anyio.create_task_group() as group:
-            group.start_soon(beat)
-            before = free.row.hot.lease_expires_at
-            await until(lambda row: row.hot.lease_expires_at != before, database, free)
-            await transaction.commit()
-        await locker.close()
-        assert (await look(database, busy)).hot.lease_expires_at != busy.row.hot.lease_expires_at
+        leases = [make.lease_of(busy), make.lease_of(free)]
+        async with locked_row(postgres_dsn, busy.row.facts.run_id):
+            with anyio.fail_after(3):
+                renewals = await database.store.renew_leases(make.WORKER, leases, 300.0)
+        assert [(one.held, one.busy) for one in renewals] == [(True, True), (True, False)]
+        assert (await look(database, free)).hot.lease_expires_at != free.row.hot.lease_expires_at
+        assert (await look(database, busy)).hot.lease_expires_at == busy.row.hot.lease_expires_at
+        renewals = await database.store.renew_leases(make.WORKER, leases, 300.0)
+        assert [(one.held, one.busy) for one in renewals] == [(True, False)] * 2
+        lost = replace(leases[0], token=7)
+        async with locked_row(postgres_dsn, busy.row.facts.run_id):
+            (renewal,) = await database.store.renew_leases(make.WORKER, [lost], 300.0)
+        assert (renewal.held, renewal.busy) == (False, False)
 
 
 async def test_a_server_that_is_not_there_is_named_in_one_line_without_the_password(

@@ -13,11 +13,13 @@ from pathlib import Path
 import anyio
 import pytest
 
-from perdure.protocol.errors import StoreFull, Unavailable
+from perdure.protocol.errors import StoreFull, Unavailable, Unreadable
 from perdure.signals.local import PolledSignals
 from perdure.store.commits import Committed, NewBlob, NewRun
 from perdure.store.migrate import Migration, SchemaRefused, make_migration
+from perdure.store.ports import RunFilter
 from perdure.store.sqlite import SqliteDatabase
+from perdure.store.sqlite.admission import insert_run
 from perdure.store.sqlite.connection import begin_immediate, check_version, connect
 from perdure.store.sqlite.files import NetworkFile, filesystem_of, refuse_network_file
 from perdure.store.sqlite.schema import (
@@ -172,6 +174,31 @@ async def test_what_waits_is_written_in_one_transaction(path: Path) -> None:
             gate.set()
         await first
     assert len(counted) == 2
+
+
+async def test_a_job_that_raises_one_of_our_errors_leaves_nothing_in_the_batch(path: Path) -> None:
+    """Decision 7: also when it had written something; what travelled with it is written."""
+    gate, kept = threading.Event(), new_run()
+
+    def half_done(tx: Transaction) -> None:
+        insert_run(tx, new_run())
+        raise Unreadable("in the middle")
+
+    async with SqliteDatabase(path) as database:
+        first = await blocked(database, gate)
+        async with anyio.create_task_group() as tasks:
+
+            async def fail() -> None:
+                with pytest.raises(Unreadable):
+                    await database.writer.run(half_done)
+
+            tasks.start_soon(fail)
+            tasks.start_soon(database.store.insert_run, kept)
+            await anyio.wait_all_tasks_blocked()
+            gate.set()
+        await first
+        runs = await database.reader.list_runs(None, RunFilter(), after=None, limit=9)
+    assert [row.facts.run_id for row in runs] == [kept.run_id]
 
 
 async def test_lease_renewals_go_before_all_that_waits(path: Path) -> None:

@@ -6,6 +6,7 @@ else travels again a little later, and keeps no other waiting.
 """
 
 import asyncio
+import logging
 from collections import deque
 from dataclasses import dataclass
 
@@ -18,6 +19,8 @@ from perdure.protocol.errors import PerdureError, Unavailable
 from perdure.protocol.states import TERMINAL
 from perdure.signals.ports import QUEUE_TOPIC, end_topic, run_topic, thread_topic
 from perdure.store.commits import Busy, Commit, CommitResult, Committed
+
+log = logging.getLogger(__name__)
 
 BUSY_PAUSE_S = 0.01
 BUSY_PAUSE_MAX_S = 0.25
@@ -71,7 +74,8 @@ class Committer:
         self._stopped = False
 
     async def commit(self, commit: Commit) -> CommitResult:
-        """Return the store's answer. Raises Unavailable or StoreFull when it gave none.
+        """Return the store's answer. Raises Unavailable or StoreFull when it gave none; whatever
+        else the store raises on this commit is raised here, and concerns no other commit.
 
         After Unavailable the outcome is unknown: send the same commit again. Raises LeaseGone
         when `run` was cancelled: the worker is going down and nobody would answer.
@@ -141,6 +145,14 @@ class Committer:
         except PerdureError as error:
             for waiting in batch:
                 waiting.fail(error)
+            return
+        except Exception as error:
+            if len(batch) > 1:  # one of them is at fault: the others are written
+                for waiting in batch:
+                    await self._write([waiting], again)
+                return
+            log.exception("a commit of %s brought the store down", batch[0].commit.run_id)
+            batch[0].fail(error)
             return
         self._core.metrics.engine.commit_batch.observe(len(batch))
         for waiting, result in zip(batch, results, strict=True):

@@ -53,6 +53,10 @@ class Heartbeat(Protocol):
 
 Answers = list[tuple[LeaseKey, Renewal]]
 
+BUSY_BEAT_S = 1.0
+"""How soon the heart beats again when the row of a lease was locked by somebody else."""
+_NOT_PROLONGED = 0.0
+
 
 async def _renew(core: Core, holder: Holder) -> tuple[Answers, float]:
     """Renew all leases; return the answers and until when the held ones are trusted."""
@@ -75,9 +79,15 @@ def _deliver(holder: Holder, answers: Answers, valid_until: float) -> None:
             key,
             held=answer.held,
             epoch=answer.cancel_epoch,
-            valid_until=valid_until,
+            valid_until=_NOT_PROLONGED if answer.busy else valid_until,
         )
     holder.stop_expired()
+
+
+def _next_s(core: Core, answers: Answers) -> float:
+    """Return how long the heart rests after a beat."""
+    rest_s = core.settings.heartbeat_s
+    return min(BUSY_BEAT_S, rest_s) if any(answer.busy for _, answer in answers) else rest_s
 
 
 def _look_s(core: Core) -> float:
@@ -99,12 +109,14 @@ class LoopHeartbeat:
         """Beat until cancelled."""
         async with anyio.create_task_group() as group:
             group.start_soon(self._watch, holder)
+            rest_s = self._core.settings.heartbeat_s
             while True:
-                with anyio.move_on_after(self._core.settings.heartbeat_s):
+                with anyio.move_on_after(rest_s):
                     await self._bell.wait()
                 self._bell = anyio.Event()
                 answers, valid_until = await _renew(self._core, holder)
                 _deliver(holder, answers, valid_until)
+                rest_s = _next_s(self._core, answers)
 
     async def _watch(self, holder: Holder) -> None:
         """Stop what runs out while a renewal waits for its answer."""
@@ -172,15 +184,17 @@ class _Beats:
         self._bell.set()
 
     async def run(self) -> None:
+        rest_s = self._core.settings.heartbeat_s
         while True:
-            with anyio.move_on_after(self._core.settings.heartbeat_s):
+            with anyio.move_on_after(rest_s):
                 await self._bell.wait()
             self._bell = anyio.Event()
-            await self._beat()
+            rest_s = _next_s(self._core, await self._beat())
 
-    async def _beat(self) -> None:
+    async def _beat(self) -> Answers:
         if not self._is_alive():
             log.error("the engine's loop shows no pulse; its leases are not renewed")
-            return
+            return []
         answers, valid_until = await _renew(self._core, self._holder)
         self._engine_loop.call_soon_threadsafe(_deliver, self._holder, answers, valid_until)
+        return answers

@@ -36,7 +36,14 @@ CONNECT_S = 10.0
 _BACKOFF_S = 0.05
 _BACKOFF_MAX_S = 5.0
 _NOTIFY = "SELECT pg_notify($1, topic) FROM unnest($2::text[]) AS sent(topic)"
-_TROUBLE = (OSError, TimeoutError, EOFError, asyncpg.PostgresError, asyncpg.InterfaceError)
+_TROUBLE = (
+    OSError,
+    TimeoutError,
+    EOFError,
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+)
 
 
 class _Connection(Protocol):
@@ -140,7 +147,8 @@ class PostgresSignals:
 
         try:
             connection.add_termination_listener(ended)
-            await connection.add_listener(CHANNEL, self._heard)
+            with anyio.fail_after(PING_S):
+                await connection.add_listener(CHANNEL, self._heard)
             on_ready()
             while not gone.is_set():
                 with anyio.move_on_after(PING_S):

@@ -398,11 +398,15 @@ class LeaseKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Renewal:
-    """What became of one lease: `held` False means it is lost."""
+    """What became of one lease: `held` False means it is lost.
+
+    `busy`: the row is locked by somebody else. The lease is held still, and was not prolonged.
+    """
 
     run_id: str
     held: bool
     cancel_epoch: int
+    busy: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

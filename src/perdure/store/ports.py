@@ -98,7 +98,10 @@ class Store(Protocol):
     async def renew_leases(
         self, worker_id: str, leases: Sequence[LeaseKey], ttl_s: float
     ) -> list[Renewal]:
-        """Prolong leases; one answer for each, in order, with the run's cancel epoch."""
+        """Prolong leases; one answer for each, in order, with the run's cancel epoch.
+
+        No lease waits for the row of another one: a row that stays locked is answered as `busy`.
+        """
         ...
 
     async def commit(self, commits: Sequence[Commit]) -> Sequence[CommitResult | Busy]:
@@ -111,7 +114,9 @@ class Store(Protocol):
           the seq of the first time and writes nothing; `at` is later when somebody else wrote
           since. Only a holder's commit leaves its id on the row: one without a token that is sent
           again is Behind.
-        - *Busy*: another writer has the row locked. Stores with one writer never answer it.
+        - *Busy*: another writer has locked the row, or the thread of a new child. Stores with one
+          writer never answer it.
+        - *Damaged*: a commit that has to be judged by a row that cannot be read is Refused.
         - *`ready`*: a run that is held or over after the commit has no entry. Any other has one
           exactly when the commit sets `ready_in_s`, which replaces the entry that was there.
         - *Leases*: no commit prolongs one (`renew_leases` does); `attempt_end` gives it up.
@@ -135,7 +140,8 @@ class Store(Protocol):
 
         In the same transaction it reaches every unfinished run below that is not detached, by its
         children's rows as they are once their parents are locked: a child that is being created
-        is either there, or its parent's commit meets the new epoch.
+        is either there, or its parent's commit meets the new epoch. Of a child whose row cannot be
+        read nothing is known: it is left.
 
         A terminal run, or one with the same or a stronger cancel accepted, is returned unchanged.
         A run that nobody holds leaves `ready` and gets a closing timer that is due at once.
@@ -164,7 +170,10 @@ class Store(Protocol):
         ...
 
     async def release_runs(self, worker_id: str, leases: Sequence[LeaseKey]) -> int:
-        """Hand back runs at shutdown: attempt ended `drained`, claimable at once; how many."""
+        """Hand back runs at shutdown: attempt ended `drained`, claimable at once; how many.
+
+        A row that is busy or cannot be read is left, and keeps nobody from the others.
+        """
         ...
 
     async def quarantine(
@@ -187,7 +196,8 @@ class Store(Protocol):
         has its own still, the events before the terminal one and all
         checkpoints go, `retained_from_seq` becomes the terminal seq, and content that only they
         referred to is no longer in use. The row, the terminal event, attempts, steps, calls with
-        their external references, interrupts, artifacts and messages stay (R-6.8).
+        their external references, interrupts, artifacts and messages stay (R-6.8). A row that
+        is busy or cannot be read is left.
         """
         ...
 

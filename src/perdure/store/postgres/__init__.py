@@ -37,8 +37,9 @@ class PostgresDatabase:
     ) -> None:
         self._direct_dsn = direct_dsn or dsn
         self._pool = Pool(dsn, size_max=pool_max, pgbouncer=pgbouncer)
-        self._store = PostgresStore(self._direct_dsn, Access(self._pool), clock)
-        self._reader = PostgresReader(self._pool, clock, check_version)
+        access = Access(self._pool)
+        self._store = PostgresStore(self._direct_dsn, access, clock)
+        self._reader = PostgresReader(self._pool, access, clock, check_version)
 
     @property
     def store(self) -> PostgresStore:

@@ -3,13 +3,17 @@
 Concurrent `insert_run` calls travel together: whoever gets the lane takes everything that waits
 and sends it as one statement; the others find their answer when their turn comes. A call that
 meets something (its key, its run, an existing thread, blobs) goes through a transaction alone.
+None waits for a row that somebody else has locked: it comes again, behind the others. When the
+database is away, all who wait are told so at once.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
+from uuid import UUID
 
 import anyio
 
@@ -20,17 +24,18 @@ from perdure.protocol.errors import (
     NotFound,
     PerdureError,
     ThreadBusy,
+    Unavailable,
     Unreadable,
 )
-from perdure.protocol.events import TYPE_NUMBER, NewEvent
+from perdure.protocol.events import TYPE_NUMBER, AttemptEvent, NewEvent
 from perdure.protocol.ids import RUN, hex_of
-from perdure.protocol.runs import RunRow
+from perdure.protocol.runs import RunHot, RunRow
 from perdure.protocol.states import AttemptEnd
 from perdure.store import rules
 from perdure.store.commits import Claimed, ClaimWant, Inserted, NewRun
 from perdure.store.postgres.driver import Connection, Row
-from perdure.store.postgres.errors import DataRefused, constraint_of
-from perdure.store.postgres.lanes import Lane
+from perdure.store.postgres.errors import DataRefused, StillBusy, constraint_of, is_outage
+from perdure.store.postgres.lanes import PATIENCE_S, Lane, pause
 from perdure.store.postgres.moves import leave_aside, supersede
 from perdure.store.postgres.moving import columns
 from perdure.store.postgres.rows import facts_of, hot_of, keyed_run_of, readable
@@ -38,12 +43,15 @@ from perdure.store.postgres.statements import SQL
 from perdure.store.postgres.wire import data_out, digest_out, id_in, id_out, text_out
 
 GROUP_MAX = 64
+WAITING_MAX = 10_000
+GRACE_S = 0.5
+"""How long a caller that is cancelled while it sends for others goes on with that."""
 _SERVES_SEPARATOR = chr(31)
 
 Clock = Callable[[], datetime] | None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Waiting:
     """A call on its way: its run, then its answer."""
 
@@ -86,26 +94,75 @@ class Admission:
 
     async def insert_run(self, new: NewRun) -> Inserted:
         """See `Store.insert_run`."""
+        started, failed = time.monotonic(), 0
+        while True:
+            mine = await self._travel(new)
+            if mine.answer is not None:
+                return mine.answer
+            assert mine.error is not None, "who is done has one of them"
+            if not isinstance(mine.error, StillBusy):
+                raise mine.error
+            if time.monotonic() - started > PATIENCE_S:
+                raise Unavailable("a row that the run needs stayed locked by another writer")
+            await pause(failed)
+            failed += 1
+
+    async def _travel(self, new: NewRun) -> _Waiting:
+        """Wait for this call's turn, and send all that wait unless another did so before."""
+        if len(self._waiting) >= WAITING_MAX:
+            raise Unavailable("too many runs wait for the database")
         mine = _Waiting(new)
         self._waiting.append(mine)
-        with anyio.CancelScope(shield=True):  # others may travel with this call
+        try:
             async with self._turn:
-                if not mine.is_done:
+                while not mine.is_done:
                     await self._flush()
-        if mine.error is not None:
-            raise mine.error
-        assert mine.answer is not None
-        return mine.answer
+        finally:
+            if mine in self._waiting:
+                self._waiting.remove(mine)
+        return mine
 
     async def _flush(self) -> None:
+        """Send the first that wait. Those that a cancellation left without an answer wait again."""
         group, self._waiting = self._waiting[:GROUP_MAX], self._waiting[GROUP_MAX:]
+        sending, sent = anyio.CancelScope(shield=True), anyio.Event()
+
+        async def send() -> None:
+            with sending:
+                await self._send(group)
+            sent.set()
+
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(send)
+                try:
+                    await sent.wait()
+                finally:
+                    if not sent.is_set():
+                        sending.deadline = anyio.current_time() + GRACE_S
+        finally:
+            self._waiting[:0] = [one for one in group if not one.is_done]
+
+    async def _send(self, group: Sequence[_Waiting]) -> None:
         together = [one for one in group if _travels(one.new)]
         if len(together) > 1 and _are_distinct(together):
-            with suppress(DataRefused, PerdureError):  # each of them finds out alone
+            try:
                 await self._insert_together(together)
+            except Exception as error:  # noqa: BLE001 - each of them finds out alone
+                if is_outage(error):
+                    self._fail_all(group, error)
         for one in group:
             if not one.is_done:
                 await self._insert_alone(one)
+                if one.error is not None and is_outage(one.error):
+                    self._fail_all(group, one.error)
+
+    def _fail_all(self, group: Sequence[_Waiting], error: Exception) -> None:
+        """Tell all of a group, and all who wait behind it, that nothing can be written."""
+        for one in (*group, *self._waiting):
+            if not one.is_done:
+                one.error = error
+        self._waiting.clear()
 
     async def _insert_together(self, group: Sequence[_Waiting]) -> None:
         runs = [(one.new, _Place()) for one in sorted(group, key=_by_key)]
@@ -344,17 +401,18 @@ async def claim(connection: Connection, want: ClaimWant, clock: datetime | None)
     locked = await connection.fetch(SQL["lock_ready_runs"], sorted(order), clock)
     rows = {row["run_id"]: row for row in locked}
     stale = [run_id for run_id, row in rows.items() if not _is_free(row)]
-    taken: list[Row] = []
+    taken: list[tuple[Any, ...]] = []
     claims: list[Claimed] = []
     for row in (rows[run_id] for run_id in order if run_id in rows and _is_free(rows[run_id])):
         try:
-            claims.append(_claimed(row, want))
-            taken.append(row)
+            claim, event = _claimed(row, want)
+            taken.append(_taken_cells(row["run_id"], claim.row.hot, event))
+            claims.append(claim)
         except Unreadable as error:
             stale.append(row["run_id"])
             await leave_aside(connection, row, error.message)
     if taken or stale:
-        await _take(connection, claims, taken, [*stale, *(row["run_id"] for row in taken)])
+        await _take(connection, want.worker_id, taken, [*stale, *(cells[0] for cells in taken)])
     return claims
 
 
@@ -364,23 +422,24 @@ def _is_free(row: Row) -> bool:
 
 
 @readable
-def _claimed(row: Row, want: ClaimWant) -> Claimed:
+def _claimed(row: Row, want: ClaimWant) -> tuple[Claimed, AttemptEvent]:
+    """Return a run as taken, and the event that says so."""
     now: datetime = row["now"]
     hot = rules.take(hot_of(row), want, now)
-    return Claimed(
+    previous = None if row["end_reason"] is None else AttemptEnd(row["end_reason"])
+    claim = Claimed(
         row=RunRow(facts=facts_of(row), hot=hot),
         token=hot.lease_token,
         input_position=row["input_position"],
         deadline_in_s=rules.seconds_left(hot, now),
     )
+    return claim, rules.claim_event(hot, want.worker_id, previous)
 
 
 async def _take(
-    connection: Connection, claims: Sequence[Claimed], rows: Sequence[Row], gone: list[object]
+    connection: Connection, worker_id: str, cells: list[tuple[Any, ...]], gone: list[object]
 ) -> None:
-    cells = [_taken_cells(one, row) for one, row in zip(claims, rows, strict=True)]
     cells.sort(key=lambda cell: cell[0])
-    worker_id = claims[0].row.hot.lease_owner if claims else ""
     await connection.execute(
         SQL["take_runs"],
         *(columns(cells) or [[] for _ in range(9)]),
@@ -391,12 +450,9 @@ async def _take(
     )
 
 
-def _taken_cells(one: Claimed, row: Row) -> tuple[Any, ...]:
-    hot = one.row.hot
-    previous = None if row["end_reason"] is None else AttemptEnd(row["end_reason"])
-    data = rules.claim_event(hot, hot.lease_owner or "", previous)
+def _taken_cells(run: UUID, hot: RunHot, data: AttemptEvent) -> tuple[Any, ...]:
     return (
-        row["run_id"],
+        run,
         hot.updated_at,
         hot.lease_expires_at,
         hot.last_seq,

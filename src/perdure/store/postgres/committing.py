@@ -4,18 +4,20 @@ A batch goes out on one held connection. Commits that hold only hot parts are wr
 `commit_batch` alone, in autocommit: that is the whole transaction in one round trip. The others
 share a transaction in which the same statement comes first and the rare parts follow.
 
-What was not accepted is read and judged. A commit that nothing speaks against met a busy row. Once
+What was not accepted is read and judged. A commit that nothing speaks against met a busy row, of
+its run or of what its rare parts touch; the latter leads to a batch that is sent one by one. Once
 others of its batch are answered it is handed back as Busy, to travel with the next batch; alone it
 is tried again for a moment first. A batch with data that cannot be stored is sent again one by one, and only
-the culprit is refused.
+the culprit is refused; so is one that the server cannot do though it is there, and the culprit waits.
 """
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 
+from perdure.protocol.errors import Unavailable, Unreadable
 from perdure.protocol.ids import hex_of
-from perdure.protocol.runs import RunHot
 from perdure.protocol.states import IllegalTransition
 from perdure.store.commits import (
     Busy,
@@ -27,13 +29,15 @@ from perdure.store.commits import (
 )
 from perdure.store.postgres.batch import build, holds_only_hot_parts
 from perdure.store.postgres.driver import Connection, Row
-from perdure.store.postgres.errors import DataRefused
+from perdure.store.postgres.errors import DataRefused, StillBusy, is_outage
 from perdure.store.postgres.lanes import Lane, pause
 from perdure.store.postgres.optional import call
 from perdure.store.postgres.parts import Accepted, write_parts
 from perdure.store.postgres.rows import hot_of
 from perdure.store.postgres.statements import SQL
 from perdure.store.rules import check_batch, check_path, judge
+
+log = logging.getLogger(__name__)
 
 BUSY_PATIENCE_S = 0.1
 """How long the rows of a whole batch may be busy before it is handed back."""
@@ -89,8 +93,19 @@ class Committer:
             if len(commits) == 1:
                 refusals[commits[0].run_id] = str(error)
                 return
-            for commit in commits:
-                await self._write_or_split([commit], results, refusals, whole=whole)
+        except StillBusy:
+            if len(commits) == 1:
+                return
+        except Unavailable as error:
+            if is_outage(error):
+                raise
+            if len(commits) == 1:
+                log.warning("a commit of %s has to wait: %s", commits[0].run_id, error)
+                return
+        else:
+            return
+        for commit in commits:
+            await self._write_or_split([commit], results, refusals, whole=whole)
 
     async def _write(self, commits: Sequence[Commit], *, whole: bool) -> Results:
         """Write a batch; return the results of the accepted ones."""
@@ -118,17 +133,21 @@ class Committer:
     ) -> None:
         run_ids = [hex_of(commit.run_id) for commit in commits]
         rows = await self._lane.run(lambda c: c.fetch(SQL["load_hot"], run_ids))
-        found = {row["run_id"].hex: hot_of(row) for row in rows}
+        found = {row["run_id"].hex: row for row in rows}
         for commit in commits:
             verdict = _verdict(commit, found.get(hex_of(commit.run_id)), refusals)
             if verdict is not None:
                 results[commit.run_id] = verdict
 
 
-def _verdict(commit: Commit, hot: RunHot | None, refusals: dict[str, str]) -> CommitResult | None:
+def _verdict(commit: Commit, row: Row | None, refusals: dict[str, str]) -> CommitResult | None:
     """Return the answer for a commit that was not written; None when its row was only busy."""
-    if hot is None:
+    if row is None:
         return LeaseLost()
+    try:
+        hot = hot_of(row)
+    except Unreadable as error:
+        return Refused(reason=error.message)
     verdict = judge(commit, hot)
     if verdict is None and commit.run_id in refusals:
         return Refused(reason=refusals[commit.run_id])

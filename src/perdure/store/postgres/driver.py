@@ -12,6 +12,8 @@ from urllib.parse import urlsplit
 
 import asyncpg
 
+from perdure.protocol.errors import Unavailable
+
 Row = Mapping[str, Any]
 
 CONNECT_S = 10.0
@@ -30,7 +32,12 @@ SETTINGS = {
     "enable_mergejoin": "off",
     "enable_bitmapscan": "off",
     "lock_timeout": "5s",
+    # a process that was paused in the middle of its work keeps nobody's rows
+    "idle_in_transaction_session_timeout": "10s",
+    "statement_timeout": "25s",
 }
+SHARED_SETTINGS = {**SETTINGS, "lock_timeout": "100ms"}
+"""Of connections that carry the work of many callers, one after the other."""
 
 
 class Connection(Protocol):
@@ -61,7 +68,9 @@ class Connection(Protocol):
         ...
 
 
-async def connect(dsn: str, *, timeout_s: float = CONNECT_S) -> Connection:
+async def connect(
+    dsn: str, *, timeout_s: float = CONNECT_S, settings: Mapping[str, str] = SETTINGS
+) -> Connection:
     """Open a direct connection.
 
     Raises Unreached, with the host, when nobody answers there; the driver's other errors pass, and
@@ -73,7 +82,7 @@ async def connect(dsn: str, *, timeout_s: float = CONNECT_S) -> Connection:
             timeout=timeout_s,
             max_cached_statement_lifetime=0,
             max_cacheable_statement_size=0,
-            server_settings=SETTINGS,
+            server_settings=dict(settings),
         )
     except (OSError, TimeoutError) as error:
         raise Unreached(place_of(dsn), error) from error
@@ -149,9 +158,23 @@ class Pool:
 
     @asynccontextmanager
     async def acquire(self) -> AsyncGenerator[Connection]:
-        """Lend a connection."""
-        async with self._pool.acquire() as lent:
+        """Lend a connection; one that was cut off in its work is dropped.
+
+        Its rollback is cut off as well, and the driver would wait for its answer before the
+        connection is free again.
+        """
+        pool = self._pool
+        if pool is None:
+            raise Unavailable("the database is not open")
+        lent = await pool.acquire(timeout=CONNECT_S)
+        try:
             yield cast("Connection", lent)
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                lent.terminate()
+            raise
+        finally:
+            await pool.release(lent, timeout=CLOSE_S)
 
     async def fetch(self, query: str, *args: object) -> Sequence[Row]:
         """Run one statement on any connection."""

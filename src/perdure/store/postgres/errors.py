@@ -26,8 +26,10 @@ class Trouble(StrEnum):
     """The data cannot be stored: sending it again is useless."""
     FULL = "full"
     """There is no room."""
+    LOCKED = "locked"
+    """A row or a table stayed locked by somebody else, as long as this connection waits."""
     BUG = "bug"
-    """The statement is wrong."""
+    """The statement is wrong, or what it reads is damaged: sending it again is useless."""
 
 
 class DataRefused(Exception):
@@ -35,12 +37,17 @@ class DataRefused(Exception):
 
 
 class StillBusy(Exception):
-    """A row stayed locked by another writer for the whole of our patience."""
+    """Somebody else has a row locked, and this connection does not wait for it."""
 
 
-_AGAIN = {"40001", "40P01", "55P03", "57014", "40003"}
+_AGAIN = {"40001", "40P01", "57014", "40003"}
+_LOCKED = {"55P03"}
 _FULL = {"53100", "53200", "58030"}
-_LOST = {"57P01", "57P02", "57P03", "57P05", "25006", "53300", "08000", "08003", "08006", "25P02"}
+_LOST = {"57P01", "57P02", "57P03", "57P05", "25006", "53300", "25P02", "25P03", "25P04"}
+_LOST_CLASSES = {"08", "28", "3D", "58", "XX"}
+"""No connection, no right to one, no such database, trouble of the system, trouble of the server:
+all of them may pass, and none tells what became of the statement."""
+_DAMAGED = {"XX001", "XX002"}
 _DATA_CLASSES = {"22", "23", "54"}
 
 
@@ -62,9 +69,13 @@ def trouble_of(error: BaseException) -> Trouble | None:
 def _of_sqlstate(state: str) -> Trouble:
     if state in _AGAIN:
         return Trouble.AGAIN
+    if state in _LOCKED:
+        return Trouble.LOCKED
     if state in _FULL:
         return Trouble.FULL
-    if state in _LOST or state[:2] == "08":
+    if state in _DAMAGED:
+        return Trouble.BUG
+    if state in _LOST or state[:2] in _LOST_CLASSES:
         return Trouble.LOST
     if state[:2] in _DATA_CLASSES:
         return Trouble.DATA
@@ -84,6 +95,15 @@ def refuse(error: BaseException) -> DataRefused:
     where = constraint or column
     message = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
     return DataRefused(f"{message} ({where})" if where else message)
+
+
+def is_outage(error: BaseException) -> bool:
+    """Tell whether an error of ours says that nothing can be written, whatever it may be."""
+    return isinstance(error, StoreFull) or (
+        isinstance(error, Unavailable)
+        and error.__cause__ is not None
+        and trouble_of(error.__cause__) is Trouble.LOST
+    )
 
 
 def translate(error: BaseException) -> PerdureError:

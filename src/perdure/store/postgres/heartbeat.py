@@ -1,10 +1,11 @@
 """Heartbeats: leases prolonged on a connection of their own, on whatever loop they are sent from.
 
-A busy row (its commit is being written) is not waited for: it is tried again a few times, and only
-the last try waits, for no longer than the connection's lock timeout.
+A busy row (its commit is being written) is not waited for: it is tried again for half a second, and
+then answered as busy beside all the others.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 
 import anyio
@@ -15,10 +16,31 @@ from perdure.store.postgres.driver import Connection
 from perdure.store.postgres.lanes import LaneOfEachLoop
 from perdure.store.postgres.statements import SQL
 
-TRIES_MAX = 5
-_PAUSE_S = 0.02
+TRIES_MAX = 20
+_PAUSE_S = 0.025
 
 Epochs = dict[str, int]
+
+
+@dataclass(slots=True)
+class _Found:
+    """The cancel epochs of runs: with a lease that was prolonged, lost, or held in a busy row."""
+
+    held: Epochs = field(default_factory=dict[str, int])
+    lost: Epochs = field(default_factory=dict[str, int])
+    busy: Epochs = field(default_factory=dict[str, int])
+
+    def answer(self, lease: LeaseKey, token: int) -> Renewal:
+        """Return what became of a lease; `token` is the one of its run that was asked for."""
+        key = hex_of(lease.run_id)
+        busy = key in self.busy
+        epochs = self.held if key in self.held else self.busy if busy else self.lost
+        return Renewal(
+            run_id=lease.run_id,
+            held=epochs is not self.lost and token == lease.token,
+            cancel_epoch=epochs.get(key, 0),
+            busy=busy,
+        )
 
 
 class Heartbeat:
@@ -41,16 +63,8 @@ class Heartbeat:
         clock = None if self._clock is None else self._clock()
         tokens = {hex_of(lease.run_id): lease.token for lease in leases}
         lane = await self._lanes.here()
-        held, others = await lane.run(lambda c: _renew(c, worker_id, tokens, ttl_s, clock))
-        return [
-            Renewal(
-                run_id=lease.run_id,
-                held=held.get(key := hex_of(lease.run_id)) is not None
-                and tokens[key] == lease.token,
-                cancel_epoch=held.get(key, others.get(key, 0)),
-            )
-            for lease in leases
-        ]
+        found = await lane.run(lambda c: _renew(c, worker_id, tokens, ttl_s, clock))
+        return [found.answer(lease, tokens[hex_of(lease.run_id)]) for lease in leases]
 
 
 async def _renew(
@@ -59,46 +73,36 @@ async def _renew(
     tokens: dict[str, int],
     ttl_s: float,
     clock: datetime | None,
-) -> tuple[Epochs, Epochs]:
-    """Return the epochs of the leases that were prolonged, and of the runs that are lost."""
-    held: Epochs = {}
-    lost: Epochs = {}
-    pending = dict(tokens)
+) -> _Found:
+    """Prolong what is held; try busy rows again, and wait for none."""
+    found = _Found()
+    pending = sorted(tokens)
     for tries in range(TRIES_MAX):
-        keys = sorted(pending)
-        arguments = (keys, [pending[key] for key in keys], clock, ttl_s, worker_id)
-        for row in await connection.fetch(SQL["renew_leases"], *arguments):
-            held[row["run_id"].hex] = row["cancel_epoch"]
-        rest = [key for key in keys if key not in held]
-        if not rest:
-            return held, lost
-        pending = await _still_held(connection, worker_id, tokens, rest, lost)
-        if not pending:
-            return held, lost
-        if tries + 1 < TRIES_MAX:
+        if tries:
             await anyio.sleep(_PAUSE_S)
-    for key in sorted(pending):
-        rows = await connection.fetch(
-            SQL["renew_lease"], key, pending[key], clock, ttl_s, worker_id
-        )
-        held |= {row["run_id"].hex: row["cancel_epoch"] for row in rows}
-    await _still_held(connection, worker_id, tokens, [k for k in pending if k not in held], lost)
-    return held, lost
+        arguments = (pending, [tokens[key] for key in pending], clock, ttl_s, worker_id)
+        for row in await connection.fetch(SQL["renew_leases"], *arguments):
+            found.held[row["run_id"].hex] = row["cancel_epoch"]
+        pending = [key for key in pending if key not in found.held]
+        if not pending:
+            break
+        await _sort_out(connection, worker_id, tokens, pending, found)
+        pending = sorted(found.busy)
+        if not pending:
+            break
+    return found
 
 
-async def _still_held(
+async def _sort_out(
     connection: Connection,
     worker_id: str,
     tokens: dict[str, int],
     keys: Sequence[str],
-    lost: Epochs,
-) -> dict[str, int]:
-    """Return the leases among `keys` that are held, so their rows were busy; note the others."""
-    found: dict[str, int] = {}
+    found: _Found,
+) -> None:
+    """Note which of the leases that were not prolonged are held, so their rows are busy."""
+    found.busy.clear()
     for row in await connection.fetch(SQL["find_leases"], list(keys)):
         key: str = row["run_id"].hex
-        if row["lease_owner"] == worker_id and row["lease_token"] == tokens[key]:
-            found[key] = tokens[key]
-        else:
-            lost[key] = row["cancel_epoch"]
-    return found
+        is_mine = row["lease_owner"] == worker_id and row["lease_token"] == tokens[key]
+        (found.busy if is_mine else found.lost)[key] = row["cancel_epoch"]

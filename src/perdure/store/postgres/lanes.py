@@ -3,20 +3,32 @@
 Every piece of work is a whole transaction that may be sent again. `keep_trying` does so: a lost
 connection is opened anew within a deadline, a deadlock or lock timeout is tried again a bounded
 number of times with jitter, a stale plan leads to one new connection. What is left is translated.
+
+No work is waited for without end: each try has `SILENCE_S`, a little more than the server gives a
+statement, and then its connection is dropped.
 """
 
 import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
 import anyio
 
 from perdure.protocol.errors import PerdureError
-from perdure.store.postgres.driver import CLOSE_S, Connection, Pool, Unreached, connect
+from perdure.store.postgres.driver import (
+    CLOSE_S,
+    SETTINGS,
+    SHARED_SETTINGS,
+    Connection,
+    Pool,
+    Row,
+    Unreached,
+    connect,
+)
 from perdure.store.postgres.errors import (
     DataRefused,
     StillBusy,
@@ -51,7 +63,8 @@ async def keep_trying(
     """Return what `once` returns, tried as often as the kind of trouble allows.
 
     `once` is given the number of tries before. Raises DataRefused for data that cannot be stored,
-    Unavailable (`unavailable`) or StoreFull (`store_full`) when the database stays away or full.
+    Unavailable (`unavailable`) or StoreFull (`store_full`) when the database stays away or full,
+    or cannot do what it is asked. StillBusy passes.
     """
     patience_s = PATIENCE_S if patience_s is None else patience_s
     started, failed, stale = time.monotonic(), 0, 0
@@ -62,10 +75,12 @@ async def keep_trying(
             raise
         except Exception as error:
             trouble = trouble_of(error)
-            if trouble is None or trouble is Trouble.BUG:
+            if trouble is None:
                 raise
             if trouble is Trouble.DATA:
                 raise refuse(error) from error
+            if trouble is Trouble.BUG:
+                log.error("the database cannot do a statement: %r", error)  # noqa: TRY400
             failed += 1
             stale += trouble is Trouble.STALE_PLAN
             if _is_hopeless(trouble, failed, stale, time.monotonic() - started, patience_s):
@@ -83,10 +98,10 @@ def _is_hopeless(
     trouble: Trouble, failed: int, stale: int, passed_s: float, patience_s: float
 ) -> bool:
     match trouble:
-        case Trouble.FULL:
+        case Trouble.FULL | Trouble.BUG:
             return True
-        case Trouble.AGAIN:
-            return failed > AGAIN_MAX
+        case Trouble.AGAIN | Trouble.LOCKED:
+            return failed > AGAIN_MAX or passed_s > patience_s
         case Trouble.STALE_PLAN:
             return stale > 2
         case _:
@@ -94,10 +109,15 @@ def _is_hopeless(
 
 
 class Lane:
-    """One held direct connection, used by one caller at a time in order of arrival."""
+    """One held direct connection, used by one caller at a time in order of arrival.
 
-    def __init__(self, dsn: str) -> None:
+    Behind one that is `shared` by the work of many, nobody waits for a row that somebody else has
+    locked for long: StillBusy then, and the work tries again when it is its turn.
+    """
+
+    def __init__(self, dsn: str, *, shared: bool = False) -> None:
         self._dsn = dsn
+        self._shared = shared
         self._lock = anyio.Lock()
         self._connection: Connection | None = None
 
@@ -109,16 +129,17 @@ class Lane:
     async def _once(self, work: Work[Result]) -> Result:
         connection = self._connection
         if connection is None or connection.is_closed():
-            connection = self._connection = await connect(self._dsn)
+            settings = SHARED_SETTINGS if self._shared else SETTINGS
+            connection = self._connection = await connect(self._dsn, settings=settings)
         try:
             with anyio.fail_after(SILENCE_S):
                 return await work(connection)
         except BaseException as error:
-            if not isinstance(error, Exception) or trouble_of(error) in {
-                Trouble.LOST,
-                Trouble.STALE_PLAN,
-            }:
+            trouble = trouble_of(error)
+            if not isinstance(error, Exception) or trouble in {Trouble.LOST, Trouble.STALE_PLAN}:
                 self.terminate()
+            if trouble is Trouble.LOCKED and self._shared:
+                raise StillBusy from error
             raise
 
     async def close(self) -> None:
@@ -191,23 +212,17 @@ class Access:
         """Do the work in one transaction of a pooled connection."""
 
         async def once(_: int) -> Result:
-            async with self.transaction() as connection:
-                return await work(connection)
+            with anyio.fail_after(SILENCE_S):
+                async with self._pool.acquire() as connection, connection.transaction():
+                    return await work(connection)
 
         return await keep_trying(once, patience_s=patience_s)
 
-    @asynccontextmanager
-    async def transaction(self) -> AsyncGenerator[Connection]:
-        """Lend a connection inside a transaction.
+    async def fetch(self, query: str, *args: object) -> Sequence[Row]:
+        """Run one statement that only reads."""
 
-        One that was cut off by a cancellation is dropped: its rollback is cut off as well, and the
-        driver would find the transaction open when the connection comes back to the pool.
-        """
-        async with self._pool.acquire() as connection:
-            try:
-                async with connection.transaction():
-                    yield connection
-            except BaseException as error:
-                if not isinstance(error, Exception):
-                    connection.terminate()
-                raise
+        async def once(_: int) -> Sequence[Row]:
+            with anyio.fail_after(SILENCE_S):
+                return await self._pool.fetch(query, *args)
+
+        return await keep_trying(once)

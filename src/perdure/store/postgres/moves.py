@@ -23,7 +23,7 @@ from perdure.store.postgres.moving import (
     save_moves,
     wake_or_close,
 )
-from perdure.store.postgres.rows import hot_of, readable
+from perdure.store.postgres.rows import hot_of
 from perdure.store.postgres.statements import SQL
 from perdure.store.postgres.wire import digest_out, id_in, text_out
 
@@ -33,6 +33,15 @@ log = logging.getLogger(__name__)
 async def _lock(connection: Connection, run_id: str, clock: datetime | None) -> Row | None:
     rows = await connection.fetch(SQL["lock_run"], hex_of(run_id), clock)
     return rows[0] if rows else None
+
+
+def _known(row: Row) -> RunHot | None:
+    """Return the hot half of one run of several; None, and a line in the log, when it is damaged."""
+    try:
+        return hot_of(row)
+    except Unreadable as error:
+        log.error("run_%s is left as it is: %s", row["run_id"].hex, error)  # noqa: TRY400
+        return None
 
 
 async def cancel(
@@ -67,7 +76,9 @@ async def _cancel(
     hot, key = rules.cancel(hot_of(row), wish, now), row["run_id"].hex
     moved, wishes = [(key, hot)], [wish]
     for below in await _lock_below(connection, key, clock):
-        child = hot_of(below)
+        child = _known(below)
+        if child is None:
+            continue
         if child.state not in TERMINAL and rules.accepts_cancel(child, wish):
             moved.append((below["run_id"].hex, rules.cancel(child, wish, now)))
             wishes.append(rules.cascaded(wish))
@@ -159,7 +170,7 @@ async def requeue_expired(
     lost: list[tuple[str, RunHot]] = []
     for row in rows:
         try:
-            before = readable(hot_of)(row)
+            before = hot_of(row)
         except Unreadable as error:
             log.error("the lease of %s stays: %s", row["run_id"], error)  # noqa: TRY400
             continue
@@ -189,13 +200,16 @@ async def requeue_expired(
 async def release(
     connection: Connection, worker_id: str, leases: Sequence[LeaseKey], clock: datetime | None
 ) -> int:
-    """Hand back the runs that the worker still holds; return how many."""
+    """Hand back the runs that the worker still holds; return how many.
+
+    A row that is busy or cannot be read is left: its lease expires.
+    """
     tokens = {hex_of(lease.run_id): lease.token for lease in leases}
-    rows = await connection.fetch(SQL["lock_runs"], sorted(tokens), clock)
+    rows = await connection.fetch(SQL["lock_free_runs"], sorted(tokens), clock)
     moved: list[tuple[str, RunHot]] = []
     for row in rows:
-        key, hot = row["run_id"].hex, hot_of(row)
-        if rules.holds(hot, worker_id, tokens[key]):
+        key, hot = row["run_id"].hex, _known(row)
+        if hot is not None and rules.holds(hot, worker_id, tokens[key]):
             moved.append((key, rules.give_back(hot, row["now"])))
     if not moved:
         return 0
@@ -218,7 +232,7 @@ async def quarantine(
     row = await _lock(connection, run_id, clock)
     if row is None:
         return False
-    before, key = readable(hot_of)(row), hex_of(run_id)
+    before, key = hot_of(row), hex_of(run_id)
     if not rules.may_put_aside(before, token):
         return False
     hot = rules.put_aside(before, row["clock"])
@@ -235,7 +249,7 @@ async def leave_aside(connection: Connection, row: Row, reason: str) -> None:
     """
     log.error("%s is put aside: %s", id_in(RUN, row["run_id"]), reason)
     with suppress(Unreadable):
-        hot = rules.put_aside(readable(hot_of)(row), row["now"])
+        hot = rules.put_aside(hot_of(row), row["now"])
         await _put_aside(connection, row["run_id"].hex, hot, reason, None)
 
 

@@ -4,11 +4,13 @@ All of them run in the transaction that moved the runs, set-oriented, and only w
 rows. A part that names a row that is not there, or not pending, is refused with the whole commit.
 """
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
+from perdure.protocol.errors import Unreadable
 from perdure.protocol.ids import hex_of
 from perdure.protocol.states import TERMINAL, ParkedOn, RunState
 from perdure.store.commits import Commit
@@ -20,6 +22,8 @@ from perdure.store.postgres.rows import hot_of
 from perdure.store.postgres.statements import SQL
 from perdure.store.postgres.wire import digest_out, digest_out_or_none, id_out, text_out
 from perdure.store.rules import lasting_digests, next_in_thread
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,7 +247,7 @@ def _moves_deadline(one: Accepted) -> bool:
 async def _hand_over(connection: Connection, thread: UUID, clock: datetime | None) -> None:
     """Make the thread's oldest unfinished run the active one, and claimable if it queued.
 
-    The thread is locked; the next run's row is locked before it is judged, and judged again when
+    A run that cannot be read has its turn all the same, and stands. The thread is locked; the next run's row is locked before it is judged, and judged again when
     another writer ended it meanwhile.
     """
     while True:
@@ -253,11 +257,15 @@ async def _hand_over(connection: Connection, thread: UUID, clock: datetime | Non
             return
         following: UUID = rows[0]["run_id"]
         (row,) = await connection.fetch(SQL["lock_run"], following, clock)
-        hot = hot_of(row)
-        if hot.state not in TERMINAL:
+        if row["finished_at"] is None:
             break
     await connection.execute(SQL["activate_thread"], thread, following)
-    if hot.parked_on is ParkedOn.THREAD:
+    if row["parked_on"] == ParkedOn.THREAD:
+        try:
+            hot = hot_of(row)
+        except Unreadable as error:
+            log.error("run_%s cannot begin: %s", following.hex, error)  # noqa: TRY400
+            return
         moved = next_in_thread(hot, row["now"])
         await save_moves(connection, [(following.hex, moved)])
         at = moved.wake_at or row["now"]

@@ -34,7 +34,7 @@ from perdure.store.ports import (
 )
 from perdure.store.postgres import rows
 from perdure.store.postgres.driver import Pool, Row
-from perdure.store.postgres.lanes import keep_trying
+from perdure.store.postgres.lanes import Access
 from perdure.store.postgres.statements import SQL
 from perdure.store.postgres.subscriptions import subscription_of
 from perdure.store.postgres.wire import digest_out, id_in, id_out, text_out
@@ -49,15 +49,17 @@ class PostgresReader:
     def __init__(
         self,
         pool: Pool,
+        access: Access,
         clock: Callable[[], datetime] | None,
         check: Callable[[int | None], Awaitable[None]],
     ) -> None:
         self._pool = pool
+        self._access = access
         self._clock = clock
         self._check = check
 
     async def _fetch(self, name: str, *args: object) -> Sequence[Row]:
-        return await keep_trying(lambda _: self._pool.fetch(SQL[name], *args))
+        return await self._access.fetch(SQL[name], *args)
 
     async def _first(self, name: str, *args: object) -> Row | None:
         found = await self._fetch(name, *args)

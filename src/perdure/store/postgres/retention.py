@@ -1,15 +1,19 @@
 """What is no longer kept: the history of ended runs, and content that nothing uses (R-6.8)."""
 
+import logging
 from collections.abc import Sequence
 from datetime import datetime
 
+from perdure.protocol.errors import Unreadable
 from perdure.protocol.ids import RUN, hex_of
 from perdure.store import rules
 from perdure.store.commits import RetentionRule, Swept
-from perdure.store.postgres.driver import Connection
+from perdure.store.postgres.driver import Connection, Row
 from perdure.store.postgres.rows import hot_of
 from perdure.store.postgres.statements import SQL
 from perdure.store.postgres.wire import id_in
+
+log = logging.getLogger(__name__)
 
 _BEFORE_ALL = "0" * 32
 
@@ -21,21 +25,27 @@ async def expire_history(
     limit: int,
     clock: datetime | None,
 ) -> Swept:
-    """Drop what is due of the next runs."""
+    """Drop what is due of the next runs. Busy rows and damaged ones are left."""
     start = _BEFORE_ALL if after is None else hex_of(after)
     page = await connection.fetch(SQL["page_of_runs"], start, limit, clock)
-    due = [
-        row["run_id"]
-        for row in page
-        if rules.history_is_due(hot_of(row), row["tenant_id"], keep, row["now"])
-    ]
+    due = [row["run_id"] for row in page if _is_due(row, keep)]
     last = id_in(RUN, page[-1]["run_id"]) if len(page) == limit else None
     if not due:
         return Swept(runs=0, after=last)
-    await connection.fetch(SQL["lock_runs"], sorted(due), clock)
+    locked = await connection.fetch(SQL["lock_free_runs"], sorted(due), clock)
+    due = [row["run_id"] for row in locked]
     shared = {row["run_id"] for row in await connection.fetch(SQL["find_sharer"], due)}
     free = [run for run in due if run not in shared]
     return Swept(runs=len(await connection.fetch(SQL["drop_history"], free)), after=last)
+
+
+def _is_due(row: Row, keep: Sequence[RetentionRule]) -> bool:
+    """Tell whether a run's history is to go; never that of a run that cannot be read."""
+    try:
+        return rules.history_is_due(hot_of(row), row["tenant_id"], keep, row["now"])
+    except Unreadable as error:
+        log.error("the history of run_%s stays: %s", row["run_id"].hex, error)  # noqa: TRY400
+        return False
 
 
 async def expire_blobs(

@@ -5,7 +5,6 @@ columns it needs, and a missing one is a KeyError in the tests.
 """
 
 from collections.abc import Callable
-from datetime import timedelta
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
@@ -69,7 +68,6 @@ from perdure.store.postgres.wire import (
     text_in,
 )
 from perdure.store.reading import BROKEN, unreadable
-from perdure.store.rules import Kept
 
 _NO_COUNTERS = Counters()
 _Given = ParamSpec("_Given")
@@ -89,6 +87,7 @@ def readable(convert: Callable[_Given, _T]) -> Callable[_Given, _T]:
     return converted
 
 
+@readable
 def facts_of(row: Row) -> RunFacts:
     """Return the cold half of a run."""
     return RunFacts(
@@ -127,6 +126,7 @@ def counters_of(stored: bytes) -> Counters:
     return _NO_COUNTERS if stored == b"{}" else Counters.model_validate_json(stored)
 
 
+@readable
 def hot_of(row: Row) -> RunHot:
     """Return the hot half of a run."""
     return RunHot(
@@ -159,12 +159,6 @@ def hot_of(row: Row) -> RunHot:
         updated_at=row["updated_at"],
         last_commit_id=id_in_or_none(COMMIT, row["last_commit_id"]),
     )
-
-
-def kept_of(row: Row) -> Kept:
-    """Return the hot half of a run with what only stores see."""
-    left: timedelta | None = row["deadline_left"]
-    return Kept(hot=hot_of(row), deadline_left=left)
 
 
 @readable

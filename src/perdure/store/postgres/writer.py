@@ -54,8 +54,8 @@ class PostgresStore:
     """The `Store` port over PostgreSQL."""
 
     def __init__(self, dsn: str, access: Access, clock: Clock) -> None:
-        self._commits = Lane(dsn)
-        self._inserts = Lane(dsn)
+        self._commits = Lane(dsn, shared=True)
+        self._inserts = Lane(dsn, shared=True)
         self._committer = Committer(self._commits, clock)
         self._admission = Admission(self._inserts, clock)
         self._heartbeat = Heartbeat(dsn, clock)

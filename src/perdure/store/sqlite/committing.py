@@ -13,10 +13,10 @@ import json
 from collections.abc import Iterator, Sequence
 
 from perdure.protocol.base import to_micros
-from perdure.protocol.errors import PerdureError
+from perdure.protocol.errors import PerdureError, Unreadable
 from perdure.protocol.states import TERMINAL
 from perdure.store import rules
-from perdure.store.commits import CommitResult, Committed, LeaseLost, TimerKind
+from perdure.store.commits import CommitResult, Committed, LeaseLost, Refused, TimerKind
 from perdure.store.rules import Kept
 from perdure.store.sqlite.admission import insert_run
 from perdure.store.sqlite.gathering import NoSuchRow, Rows
@@ -146,7 +146,10 @@ def _end_passed(tx: Transaction, part: Sequence[Prepared], passed: Passed) -> No
 def _advance(tx: Transaction, rows: Rows, prepared: Prepared) -> CommitResult:
     """Judge by the row and write what the rules make of it."""
     commit = prepared.commit
-    kept = tx.load(prepared.run)
+    try:
+        kept = tx.load(prepared.run)
+    except Unreadable as error:
+        return Refused(reason=error.message)
     if kept is None:
         return LeaseLost()
     verdict = rules.judge(commit, kept.hot)

@@ -83,9 +83,9 @@ def _take(tx: Transaction, run: bytes, want: ClaimWant) -> _Taken:
     assert row is not None, "an entry in ready has its run"
     facts, before = read_row(_read_whole, row)
     ended = tx.one("find_attempt_end", run, before.hot.attempt) if before.hot.attempt else None
+    previous = None if ended is None else read_row(_read_end, ended)
     hot = rules.take(before.hot, want, tx.now)
     _save(tx, run, before, hot)
-    previous = None if ended is None else maybe(AttemptEnd, ended[0])
     event = rules.claim_event(hot, want.worker_id, previous)
     claimed = Claimed(
         row=RunRow(facts=facts, hot=hot),
@@ -103,6 +103,10 @@ def _take(tx: Transaction, run: bytes, want: ClaimWant) -> _Taken:
 
 def _read_whole(row: Row) -> tuple[RunFacts, Kept]:
     return read_facts(row), read_kept(row[FACTS_WIDTH:])
+
+
+def _read_end(row: Row) -> AttemptEnd | None:
+    return maybe(AttemptEnd, row[0])
 
 
 def _leave_aside(tx: Transaction, run: bytes, reason: str) -> None:
@@ -177,7 +181,7 @@ def _cancel(tx: Transaction, run: bytes, before: Kept, wish: CancelWish) -> RunH
 def _cancel_below(tx: Transaction, run: bytes, wish: CancelWish) -> None:
     """Cancel all unfinished runs below that are not detached."""
     for (child,) in tx.all("unfinished_children", run):
-        before = tx.load(child)
+        before = tx.load_one_of_many(child)
         if before is not None and rules.accepts_cancel(before.hot, wish):
             _cancel(tx, child, before, wish)
         _cancel_below(tx, child, wish)
@@ -258,11 +262,14 @@ def _take_away(tx: Transaction, run: bytes) -> Requeued:
 
 
 def release_runs(tx: Transaction, worker_id: str, leases: Sequence[LeaseKey]) -> int:
-    """Hand back runs; one with an accepted cancel goes to its closing instead."""
+    """Hand back runs; one with an accepted cancel goes to its closing instead.
+
+    A row that cannot be read is left: its lease expires.
+    """
     count = 0
     for lease in leases:
         run = pack_id(lease.run_id)
-        before = tx.load(run)
+        before = tx.load_one_of_many(run)
         if before is None or not rules.holds(before.hot, worker_id, lease.token):
             continue
         hot = rules.give_back(before.hot, tx.now)

@@ -19,7 +19,7 @@ def expire_history(
 
 
 def _drop(tx: Transaction, run: bytes, tenant_id: str, keep: Sequence[RetentionRule]) -> bool:
-    kept = tx.load(run)
+    kept = tx.load_one_of_many(run)
     if kept is None or not rules.history_is_due(kept.hot, tenant_id, keep, tx.now):
         return False
     if tx.one("find_sharer", run) is not None:

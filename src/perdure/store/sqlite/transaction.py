@@ -1,5 +1,6 @@
 """One write transaction: its connection, its time, and the few moves that every write shares."""
 
+import logging
 import sqlite3
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
@@ -7,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from perdure.protocol.base import SCHEMA_VERSION, to_micros
+from perdure.protocol.errors import Unreadable
 from perdure.protocol.events import TYPE_NUMBER, EventData, NewEvent
 from perdure.protocol.runs import RunHot
 from perdure.protocol.states import AttemptEnd, ParkedOn
@@ -14,6 +16,8 @@ from perdure.store.commits import NewBlob, TimerKind
 from perdure.store.rules import Kept, is_suspected, next_in_thread
 from perdure.store.sqlite.connection import SQL, fetch_rows, read_row
 from perdure.store.sqlite.rows import Row, maybe, pack_digest, pack_hot, pack_id, read_kept
+
+log = logging.getLogger(__name__)
 
 NO_REF = b""
 
@@ -43,6 +47,14 @@ class Transaction:
         """Return a run's hot row."""
         row = self.one("load_hot", run)
         return None if row is None else read_row(read_kept, row)
+
+    def load_one_of_many(self, run: bytes) -> Kept | None:
+        """Return the hot row of one run of several; None, and a line in the log, when damaged."""
+        try:
+            return self.load(run)
+        except Unreadable as error:
+            log.error("run_%s is left as it is: %s", run.hex(), error)  # noqa: TRY400
+            return None
 
     def save(self, run: bytes, kept: Kept) -> None:
         """Write a run's hot row."""
@@ -94,7 +106,7 @@ class Transaction:
             return
         run: bytes = row[0]
         self.run("leave_thread_queue", thread, run)
-        kept = self.load(run)
+        kept = self.load_one_of_many(run)
         if kept is not None and kept.hot.parked_on is ParkedOn.THREAD:
             hot = next_in_thread(kept.hot, self.now)
             self.save(run, Kept(hot=hot, deadline_left=kept.deadline_left))

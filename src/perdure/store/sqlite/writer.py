@@ -5,8 +5,9 @@ them in one `BEGIN IMMEDIATE` transaction and answers all waiters with one call 
 While one batch is synced the next gathers: group commit without a timer. Urgent jobs (lease
 renewals) go to the front. Nothing is shared with the callers but the two queues under `_ready`.
 
-When a batch fails, it is rolled back and its jobs are repeated one by one, each commit of a job in
-a transaction of its own: the culprit gets its error, the others are written (decision 7).
+A job that raises one of our errors is undone by itself. When a batch fails for anything else that
+may be the fault of one job, it is rolled back and its jobs are repeated one by one, each commit of
+a job in a transaction of its own: the culprit gets its error, the others are written (decision 7).
 """
 
 import asyncio
@@ -21,7 +22,7 @@ from datetime import datetime
 from typing import Any, Final, TypeVar
 
 from perdure.protocol.base import to_micros
-from perdure.protocol.errors import PerdureError, Unavailable
+from perdure.protocol.errors import PerdureError, Unavailable, Unreadable
 from perdure.store.commits import CommitResult, Refused
 from perdure.store.sqlite.committing import write_commits
 from perdure.store.sqlite.connection import (
@@ -168,10 +169,8 @@ class Writer:
     def _run_batch(self, db: sqlite3.Connection, batch: list[Job]) -> list[Outcome]:
         try:
             return self._in_transaction(db, lambda tx: _run_all(tx, batch))
-        except PerdureError:
-            raise
         except Exception as error:
-            if not (is_data_error(error) or _is_full(error)):
+            if not _may_be_of_one(error):
                 raise
         return [self._run_single(db, job) for job in batch]
 
@@ -203,20 +202,23 @@ class Writer:
         try:
             return self._in_transaction(db, lambda tx: write_commits(tx, [prepared]))[0]
         except Exception as error:
-            if not is_data_error(error):
+            if not isinstance(error, Unreadable) and not is_data_error(error):
                 raise
             return Refused(reason=f"{type(error).__name__}: {error}")
 
 
-def _is_full(error: Exception) -> bool:
+def _may_be_of_one(error: Exception) -> bool:
+    """Tell whether one job may be at fault: its data, its rows, or its share of the room."""
+    if isinstance(error, PerdureError) or is_data_error(error):
+        return True
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    return code == sqlite3.SQLITE_FULL
+    return code in {sqlite3.SQLITE_FULL, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_TOOBIG}
 
 
 def _run_all(tx: Transaction, batch: Iterable[Job]) -> list[Outcome]:
     """Run all jobs of a batch in one transaction, the commits of all together at the end.
 
-    An error of ours is an answer: jobs raise them before they write anything.
+    An error of ours is an answer; what the job had written is undone.
     """
     outcomes: list[Outcome] = []
     committing: list[Job] = []
@@ -224,10 +226,13 @@ def _run_all(tx: Transaction, batch: Iterable[Job]) -> list[Outcome]:
         if job.work is None:
             committing.append(job)
             continue
+        tx.db.execute("SAVEPOINT job")
         try:
             outcomes.append(Outcome(job, value=job.work(tx)))
         except PerdureError as error:
+            tx.db.execute("ROLLBACK TO job")
             outcomes.append(Outcome(job, error=error))
+        tx.db.execute("RELEASE job")
     results = write_commits(tx, [one for job in committing for one in job.commits])
     start = 0
     for job in committing:

@@ -85,8 +85,9 @@ VALUES ($1::uuid, $2, $3, $4, $5, $6, $7::uuid, $8, $9, $10)
     ON CONFLICT (thread_id) DO NOTHING RETURNING 1 AS made;
 
 -- name: lock_thread
+-- Who asks carries the work of others, so nobody waits here.
 SELECT tenant_id, active_run_id, last_position FROM threads WHERE thread_id = $1::uuid
-   FOR NO KEY UPDATE;
+   FOR NO KEY UPDATE NOWAIT;
 
 -- name: next_position
 UPDATE threads

@@ -1,7 +1,7 @@
 -- The commit of a batch. Arrays of one length describe its commits ($3 to $25); the other groups of
 -- arrays are the rows of one table each, whose first array is the place of the commit in the batch.
 -- Locks: run rows in the order of the batch (the adapter sorts it by run id), then their threads,
--- never waiting for either; then the fence is compared on the row itself, as it is under the lock.
+-- never waiting for either (nor for the threads of new children, `lock_thread`); then the fence is compared on the row itself, as it is under the lock.
 -- What stands between /*[part]*/ and /*[]*/ is left out of a batch that has nothing of that part (with
 -- `!` of one that has): a statement starts every piece that it has, also over empty arrays, and for
 -- a lone commit that was most of its time. The parameters are numbered anew (`optional.py`).

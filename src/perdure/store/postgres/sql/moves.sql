@@ -13,6 +13,14 @@ SELECT s.*, coalesce($2::timestamptz, now()) AS now
     SELECT r.* FROM run_state AS r WHERE r.run_id = w.run_id FOR NO KEY UPDATE
  ) AS s;
 
+-- name: lock_free_runs
+-- The same without those that somebody else has locked.
+SELECT s.*, coalesce($2::timestamptz, now()) AS now
+  FROM unnest($1::uuid[]) AS w(run_id)
+ CROSS JOIN LATERAL (
+    SELECT r.* FROM run_state AS r WHERE r.run_id = w.run_id FOR NO KEY UPDATE SKIP LOCKED
+ ) AS s;
+
 -- name: runs_below
 -- Unfinished runs below these, not detached from their parents: a tree as it is seen without locks.
 WITH RECURSIVE below AS (
@@ -111,12 +119,6 @@ UPDATE run_state AS s
    SET lease_expires_at = coalesce($3::timestamptz, now()) + $4::float8 * interval '1 second'
   FROM l
  WHERE s.run_id = l.run_id AND s.lease_token = l.token AND s.lease_owner = $5
-RETURNING s.run_id, s.cancel_epoch;
-
--- name: renew_lease
-UPDATE run_state AS s
-   SET lease_expires_at = coalesce($3::timestamptz, now()) + $4::float8 * interval '1 second'
- WHERE s.run_id = $1::uuid AND s.lease_token = $2 AND s.lease_owner = $5
 RETURNING s.run_id, s.cancel_epoch;
 
 -- name: find_leases
