@@ -89,6 +89,8 @@ async def test_a_statement_that_fails_for_one_run_fails_for_no_other(postgres_ow
         results = await database.store.commit(
             [make.commit_of(bad.row, make.note()), make.commit_of(good.row, make.note())]
         )
+        with pytest.raises(Unavailable):
+            await database.store.commit([make.commit_of(bad.row, make.note())])
     assert [type(result) for result in results] == [Busy, Committed]
 
 

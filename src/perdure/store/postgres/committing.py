@@ -61,7 +61,7 @@ class Committer:
         while pending:
             if tries:
                 await pause(tries - 1)
-            await self._try(pending, results, queue_allowed=tries > 0)
+            await self._try(pending, results, queue_allowed=tries > 0, is_lone=len(commits) == 1)
             pending = [commit for commit in pending if commit.run_id not in results]
             tries += 1
             waited_s = time.monotonic() - started
@@ -70,22 +70,31 @@ class Committer:
         return [results.get(commit.run_id, Busy()) for commit in commits]
 
     async def _try(
-        self, commits: Sequence[Commit], results: Results, *, queue_allowed: bool
+        self, commits: Sequence[Commit], results: Results, *, queue_allowed: bool, is_lone: bool
     ) -> None:
-        """Write what can be written and judge the rest; busy runs get no result."""
+        """Write what can be written and judge the rest; busy runs get no result.
+
+        `is_lone`: no other commit was handed in, so that this one's trouble may be raised.
+        """
         sent = [commit for commit in commits if _is_legal(commit)]
         hot = [commit for commit in sent if not queue_allowed and holds_only_hot_parts(commit)]
         rare = [commit for commit in sent if queue_allowed or not holds_only_hot_parts(commit)]
         refusals: dict[str, str] = {}
         for group, whole in ((hot, False), (rare, True)):
             if group:
-                await self._write_or_split(group, results, refusals, whole=whole)
+                await self._write_or_split(group, results, refusals, whole=whole, is_lone=is_lone)
         rest = [commit for commit in commits if commit.run_id not in results]
         if rest:
             await self._judge(rest, results, refusals)
 
     async def _write_or_split(
-        self, commits: list[Commit], results: Results, refusals: dict[str, str], *, whole: bool
+        self,
+        commits: list[Commit],
+        results: Results,
+        refusals: dict[str, str],
+        *,
+        whole: bool,
+        is_lone: bool,
     ) -> None:
         try:
             results |= await self._write(commits, whole=whole)
@@ -97,7 +106,7 @@ class Committer:
             if len(commits) == 1:
                 return
         except Unavailable as error:
-            if is_outage(error):
+            if is_outage(error) or is_lone:
                 raise
             if len(commits) == 1:
                 log.warning("a commit of %s has to wait: %s", commits[0].run_id, error)
@@ -105,7 +114,7 @@ class Committer:
         else:
             return
         for commit in commits:
-            await self._write_or_split([commit], results, refusals, whole=whole)
+            await self._write_or_split([commit], results, refusals, whole=whole, is_lone=False)
 
     async def _write(self, commits: Sequence[Commit], *, whole: bool) -> Results:
         """Write a batch; return the results of the accepted ones."""
