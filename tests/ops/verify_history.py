@@ -353,6 +353,7 @@ async def _cancelled(engine: Embedded, runs: Runs, zoo: ToolZoo) -> None:
     runs["superseding"] = await engine.submit(
         "idle", thread_id=thread_id, multitask_strategy="interrupt"
     )
+    runs["branched"] = await engine.submit("idle", thread_id=thread_id, multitask_strategy="fork")
     runs["stubborn"] = await engine.submit("stubborn")
     await zoo.wait_started("stubborn")
     await engine.cancel(runs["stubborn"])

@@ -703,6 +703,34 @@ UPDATE runs SET options = CAST(json_set(CAST(options AS TEXT), '$.multitask_stra
 UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.supersedes', 'run_x') AS BLOB)
     WHERE run_id = :run AND type = :t_state AND seq > 1;
 
+-- mutant: I80 | branched | the base of its thread names another place
+UPDATE thread_bases SET base_position = 3, from_position = 3 WHERE thread_id = (SELECT thread_id
+    FROM runs WHERE run_id = :run);
+
+-- mutant: I80 | branched | its thread says nothing of the one it branched from
+DELETE FROM thread_bases WHERE thread_id = (SELECT thread_id FROM runs WHERE run_id = :run);
+
+-- mutant: I80 | branched | a later event names a branch
+UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.branch', json_object('thread_id',
+    'thr_x', 'position', 0, 'run_id', 'run_x')) AS BLOB) WHERE run_id = :run AND type = :t_state
+    AND seq > 1;
+
+-- mutant: M3 | branched | it says more than the thread that it branched from
+UPDATE thread_bases SET base_position = 90, from_position = 90 WHERE thread_id = (SELECT thread_id
+    FROM runs WHERE run_id = :run);
+
+-- mutant: M3 | branched | the thread that it branched from is gone
+UPDATE thread_bases SET base_thread_id = zeroblob(16) WHERE thread_id = (SELECT thread_id FROM runs
+    WHERE run_id = :run);
+
+-- mutant: M3 | branched | the fork goes on elsewhere
+UPDATE thread_bases SET base_position = base_position - 1 WHERE thread_id = (SELECT thread_id FROM
+    runs WHERE run_id = :run);
+
+-- mutant: M3 | branched | it adopts what it says itself
+UPDATE thread_bases SET kind = 'adopt' WHERE thread_id = (SELECT thread_id FROM runs WHERE
+    run_id = :run);
+
 -- mutant: I44 | goes on | a step that the shared history has
 UPDATE steps SET step_index = 0 WHERE run_id = :run AND step_index = 1;
 

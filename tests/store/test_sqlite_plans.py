@@ -22,6 +22,7 @@ WALKS = {
     "ping_runs",
     "expired_leases",  # by an index of held runs alone
     "delete_blobs",  # an hourly sweep
+    "deleted_runs",  # by an index of deleted threads alone
 }
 """What may walk a table or an index, and why that is short or rare."""
 

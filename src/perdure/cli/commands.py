@@ -29,6 +29,7 @@ COMMANDS = (
     Command("worker", "perdure.cli.worker:worker", "Carry out runs until asked to stop."),
     Command("run", "perdure.cli.run:run", "Start a run of an agent."),
     Command("runs", "perdure.cli.runs:app", "List, show, follow and cancel runs."),
+    Command("threads", "perdure.cli.threads:app", "List, fork, adopt and delete threads."),
     Command("interrupts", "perdure.cli.interrupts:app", "List and answer what waits for people."),
     Command("topics", "perdure.cli.topics:app", "Say who subscribes to a thread's topics."),
     Command("agents", "perdure.cli.agents:app", "List the registered agents."),

@@ -3,6 +3,7 @@
 from pydantic import JsonValue, TypeAdapter
 
 from perdure.engine.core import Core
+from perdure.engine.lineage import messages_before
 from perdure.protocol.codec import decode
 from perdure.protocol.events import MessageEvent, StateEvent
 from perdure.protocol.messages import Message, Part, TextPart, parts_of_value
@@ -22,15 +23,24 @@ async def load_history(
     """Return the thread's messages up to a position, as a planner sees them.
 
     Not those of the `own` runs: the run and those whose history it shares; not those of runs that
-    were retried (the retry's input says the same) or rolled back.
+    were retried (the retry's input says the same) or rolled back; not what runs were asked that
+    wait behind it.
     """
-    after = max(0, until - HISTORY_MESSAGES_MAX)
-    rows = await core.reader.list_messages(
-        thread_id, after=after, limit=HISTORY_MESSAGES_MAX, until=until
+    rows = await messages_before(core.reader, thread_id, until=until, limit=HISTORY_MESSAGES_MAX)
+    asked_at = min(
+        (row.position for row in rows if _is_input(row) and row.run_id in own), default=0
     )
-    rows = [row for row in rows if row.run_id not in own]
+    rows = [
+        row
+        for row in rows
+        if row.run_id not in own and not (_is_input(row) and row.position > asked_at)
+    ]
     hidden = await _hidden(core, rows)
     return [await load_message(core, row) for row in rows if row.run_id not in hidden]
+
+
+def _is_input(row: MessageRow) -> bool:
+    return row.run_id is not None and row.seq is None
 
 
 async def _hidden(core: Core, rows: list[MessageRow]) -> set[str | None]:

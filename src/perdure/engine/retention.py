@@ -19,14 +19,14 @@ PAGE = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """The sweep. Does nothing without rules."""
+    """The sweep. Without rules only what deleted threads have left goes."""
 
     core: Core
 
     async def run(self) -> None:
         """Sweep now and then until cancelled."""
         settings = self.core.settings
-        while settings.retention:
+        while True:
             try:
                 await self.run_once()
             except PerdureError as error:
@@ -37,14 +37,15 @@ class Retention:
     async def run_once(self) -> int:
         """Go through all runs once; return how many lost their history."""
         core, after, dropped = self.core, None, 0
-        while True:
-            swept = await core.store.expire_history(
-                core.settings.retention, after=after, limit=PAGE
-            )
+        settings = core.settings
+        while settings.retention:
+            swept = await core.store.expire_history(settings.retention, after=after, limit=PAGE)
             dropped += swept.runs
             after = swept.after
             if after is None:
                 break
+        while (gone := await core.store.expire_deleted(None, PAGE)) > 0:
+            dropped += gone
         while await core.store.expire_blobs(core.settings.blobs_kept_s, PAGE) == PAGE:
             pass
         if dropped:

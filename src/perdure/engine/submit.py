@@ -83,7 +83,7 @@ async def submit_run(core: Core, order: RunOrder, start: Start = FROM_NOTHING) -
     if created:
         core.signals.publish(QUEUE_TOPIC)
         core.signals.publish(run_topic(new.run_id))
-        core.signals.publish(thread_topic(new.thread_id))
+        core.signals.publish(thread_topic(inserted.row.facts.thread_id))
     if inserted.superseded is not None:
         await finish_superseded(core, new.tenant_id, inserted.superseded)
     return Submitted(row=inserted.row, created=created)
@@ -130,6 +130,10 @@ def _check(card: AgentCard, order: RunOrder) -> None:
             raise Invalid(f"the input does not fit the agent at {problem}", field="/input")
     if order.options.output_schema is not None:
         check_schema(order.options.output_schema, field="/options/output_schema")
+
+
+def _may_branch(order: RunOrder) -> bool:
+    return order.thread_id is not None and order.options.multitask_strategy == "fork"
 
 
 async def _start_at(core: Core, options: RunOptions) -> datetime | None:
@@ -179,6 +183,8 @@ async def _new_run(core: Core, order: RunOrder, start: Start) -> NewRun:
         start_at=start_at,
         queue=order.options.queue,
         priority=order.options.priority,
+        branches_from=start.forked_from,
+        branch_thread_id=core.ids.new(THREAD) if _may_branch(order) else None,
         retry_of=start.retry_of,
         forked_from=start.forked_from,
         origin_run_id=origin.run_id if origin is not None else None,

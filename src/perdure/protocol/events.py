@@ -47,6 +47,14 @@ class Origin(Stored):
     state: StoredValue = None
 
 
+class Branch(Stored):
+    """The thread that a run branched off: what it says up to `position`, as it was before `run_id`."""
+
+    thread_id: str
+    position: int
+    run_id: str
+
+
 class StateEvent(Stored):
     """The run moved. The first event of every run is its creation, `state` pending.
 
@@ -55,6 +63,7 @@ class StateEvent(Stored):
     `history_position` (start) tells how much of the thread the planner sees. `origin` (creation)
     names the history that the run begins with; then its own events follow from seq 1.
     `supersedes` (creation) names the thread's active run that was cancelled for this one.
+    `branch` (creation) names the thread that the run's own one was branched from for it.
     `start_at` (creation) is when a delayed run starts.
     """
 
@@ -69,6 +78,7 @@ class StateEvent(Stored):
     history_position: int | None = None
     origin: Origin | None = None
     supersedes: str | None = None
+    branch: Branch | None = None
     start_at: Time | None = None
 
 

@@ -6,6 +6,7 @@ a `…_seq`; a view for clients is made in `perdure.service`.
 
 from dataclasses import dataclass
 from datetime import datetime
+from enum import StrEnum
 
 from pydantic import JsonValue
 
@@ -166,6 +167,34 @@ class ThreadRow:
     last_position: int
     created_at: datetime
     updated_at: datetime
+    deleted_at: datetime | None = None
+    """Set: only this tombstone is left, with what branches of the thread still say."""
+
+
+class BaseKind(StrEnum):
+    """How a thread came to say what another one says: it was forked, or it adopted a branch."""
+
+    FORK = "fork"
+    ADOPT = "adopt"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThreadBase:
+    """What another thread says up to a position, which a thread says before its own messages.
+
+    It holds for a reader of positions from `from_position` on: own messages behind it follow what
+    `base_thread_id` says up to `base_position`, and no position stands twice in that (R-7.5).
+    `run_id` is the run whose place in the thread was branched from.
+    """
+
+    thread_id: str
+    from_position: int
+    base_thread_id: str
+    base_position: int
+    kind: BaseKind
+    author: str
+    run_id: str | None = None
+    created_at: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

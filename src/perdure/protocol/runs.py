@@ -150,9 +150,10 @@ class RunOptions(Model):
     required_artifacts: tuple[str, ...] = Field(default=(), max_length=50)
     multitask_strategy: str = Field(
         default="enqueue",
-        pattern="^(enqueue|reject|interrupt|rollback)$",
-        description="when the thread has an active run: wait behind it, be refused, or cancel it "
-        "with this action and wait behind the runs that wait already",
+        pattern="^(enqueue|reject|interrupt|rollback|fork)$",
+        description="when the thread has an active run: wait behind it, be refused, cancel it "
+        "with this action and wait behind the runs that wait already, or start at once on a branch "
+        "of the thread that says what the thread said before that run",
     )
     cancel_policy: CancelAction = Field(
         default=CancelAction.INTERRUPT, description="the action of a cancel that names none"
@@ -354,6 +355,16 @@ def next_actions(hot: RunHot) -> list[NextAction]:
     return [NextAction.WAIT, NextAction.CANCEL]
 
 
+class RunBranch(Stored):
+    """What a run's own thread was branched from for it: the thread, up to a position, and the run
+    that it is beside.
+    """
+
+    thread_id: str
+    position: int
+    run_id: str
+
+
 class Run(Stored):
     """A run as it is shown (R-1.1). `last_seq` makes following from this snapshot exact."""
 
@@ -374,6 +385,7 @@ class Run(Stored):
     origin_run_id: str | None
     origin_seq: int | None
     supersedes: str | None
+    branch: RunBranch | None
     state: RunState
     status: RunStatus
     waiting_on: WaitingOn

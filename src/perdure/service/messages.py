@@ -6,6 +6,7 @@ from typing import cast
 from pydantic import Field, JsonValue, TypeAdapter
 
 from perdure.engine.history import load_message
+from perdure.engine.lineage import messages_after
 from perdure.protocol.base import Model
 from perdure.protocol.errors import NotFound
 from perdure.protocol.ids import MESSAGE
@@ -79,9 +80,9 @@ async def get_message(service: Service, principal: Principal, identifier: str) -
 async def list_messages(
     service: Service, principal: Principal, thread_id: str, *, after: int, limit: int
 ) -> Slice[Message]:
-    """Return messages with a larger position, in order. Raises NotFound."""
+    """Return what the thread says behind a position, in order. Raises NotFound, Gone."""
     thread = await own_thread(service, principal, thread_id)
-    found = await service.reader.list_messages(thread.thread_id, after=after, limit=limit + 1)
+    found = await messages_after(service.reader, thread.thread_id, after=after, limit=limit + 1)
     rows, more = cut(found, limit)
     messages = [await load_message(service.core, row) for row in rows]
     return Slice(messages, str(rows[-1].position) if more else None)

@@ -12,12 +12,13 @@ from perdure.engine.submit import RunOrder, submit_run
 from perdure.protocol.base import Model
 from perdure.protocol.breakpoints import BREAKPOINTS_MAX, Breakpoint
 from perdure.protocol.codec import digest
-from perdure.protocol.errors import Forbidden, Malformed, NotFound
+from perdure.protocol.errors import Forbidden, Malformed
 from perdure.protocol.events import DamagedEvent, StateEvent
 from perdure.protocol.failures import MEANING, Failure
 from perdure.protocol.ids import INTERRUPT, THREAD
 from perdure.protocol.runs import (
     Run,
+    RunBranch,
     RunContext,
     RunFacts,
     RunHot,
@@ -39,6 +40,7 @@ from perdure.protocol.values import WAIT_SECONDS_MAX, BlobRef
 from perdure.service.base import Service, Slice, check_storable, cut, known, own_run
 from perdure.service.keys import check_key
 from perdure.service.principal import Principal
+from perdure.service.threads import own_thread
 from perdure.service.trees import interrupts_in_tree
 from perdure.service.values import full
 from perdure.store.commits import CancelWish
@@ -199,11 +201,9 @@ async def list_children(
 async def list_thread_runs(
     service: Service, principal: Principal, thread_id: str, *, after: str | None, limit: int
 ) -> Slice[Run]:
-    """Return the runs of a thread, newest first. Raises NotFound."""
-    thread = known(THREAD, thread_id, "thread")
-    if await service.reader.find_thread(principal.tenant_id, thread) is None:
-        raise NotFound("there is no such thread")
-    return await list_runs(service, principal, thread_id=thread, after=after, limit=limit)
+    """Return the runs of a thread, newest first. Raises NotFound, Gone."""
+    thread = await own_thread(service, principal, thread_id)
+    return await list_runs(service, principal, thread_id=thread.thread_id, after=after, limit=limit)
 
 
 async def wait_for_run(service: Service, principal: Principal, run_id: str, seconds: float) -> Run:
@@ -283,6 +283,7 @@ async def view_of(service: Service, row: RunRow, *, whole: bool = False) -> Run:
     facts, hot = row.facts, row.hot
     asked = await _open_interrupts(service, row)
     answer, answer_ref, error = await _ending(service, row)
+    first = await _creation(service, facts)
     value = facts.input.inline
     if whole:
         answer = await full(service.reader, facts.tenant_id, answer, answer_ref)
@@ -304,7 +305,8 @@ async def view_of(service: Service, row: RunRow, *, whole: bool = False) -> Run:
         forked_from=facts.forked_from,
         origin_run_id=facts.origin_run_id,
         origin_seq=facts.origin_seq,
-        supersedes=await _superseded(service, facts),
+        supersedes=first.supersedes,
+        branch=_branch(first),
         state=hot.state,
         status=status_of(hot),
         waiting_on=waiting_on(hot),
@@ -336,13 +338,25 @@ async def view_of(service: Service, row: RunRow, *, whole: bool = False) -> Run:
     )
 
 
-async def _superseded(service: Service, facts: RunFacts) -> str | None:
-    """Return the run that was cancelled for this one, as its first event tells while it is kept."""
-    if facts.options.multitask_strategy in {"enqueue", "reject"}:
+async def _creation(service: Service, facts: RunFacts) -> StateEvent:
+    """Return the run's first event, while it is kept, when it tells what happened on the thread."""
+    plain = facts.options.multitask_strategy in {"enqueue", "reject"}
+    if not plain or facts.forked_from is not None:
+        events = await service.reader.events_after(facts.run_id, 0, limit=1)
+        if events and isinstance(events[0].data, StateEvent):
+            return events[0].data
+    return StateEvent(state=RunState.PENDING)
+
+
+def _branch(first: StateEvent) -> RunBranch | None:
+    """Return what the run's thread was branched from for it."""
+    if first.branch is None:
         return None
-    events = await service.reader.events_after(facts.run_id, 0, limit=1)
-    first = events[0].data if events else None
-    return first.supersedes if isinstance(first, StateEvent) else None
+    return RunBranch.model_construct(
+        thread_id=first.branch.thread_id,
+        position=first.branch.position,
+        run_id=first.branch.run_id,
+    )
 
 
 def _actions(hot: RunHot, asked: list[str]) -> list[NextAction]:

@@ -104,10 +104,10 @@ async def thread_start(
 ) -> ThreadStart:
     """Return where to begin behind a place, "" for the start of the thread.
 
-    Raises NotFound, Malformed (no place), HistoryReset (not of this thread, or beyond its events).
+    Raises NotFound, Gone, Malformed (no place), HistoryReset (not of this thread, or beyond its events).
     """
-    thread = await own_thread(service, principal, thread_id)
     wanted = read_place(place or "t1.0", field)
+    thread = await own_thread(service, principal, thread_id)
     if wanted.known > thread.last_position:
         raise HistoryReset("the cursor is beyond the end of this thread; read it from the start")
     return await start_at(service.core, thread_id, wanted)

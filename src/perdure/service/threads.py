@@ -7,7 +7,7 @@ from pydantic import Field, JsonValue
 
 from perdure.protocol.base import Model
 from perdure.protocol.codec import encode
-from perdure.protocol.errors import Invalid, NotFound
+from perdure.protocol.errors import Gone, Invalid, NotFound
 from perdure.protocol.ids import THREAD
 from perdure.protocol.records import ThreadRow
 from perdure.protocol.runs import Metadata
@@ -15,7 +15,8 @@ from perdure.protocol.values import METADATA_BYTES_MAX
 from perdure.service.base import Service, Slice, check_storable, cut, known
 from perdure.service.keys import THREADS, check_same, request_key
 from perdure.service.principal import Principal
-from perdure.service.views import ThreadView
+from perdure.service.views import ThreadBaseView, ThreadView
+from perdure.store.lineage import TAGS_MAX
 
 
 class ThreadRequest(Model):
@@ -49,8 +50,8 @@ async def create_thread(
     Raises Invalid, IdempotencyMismatch (another body; details name the thread).
     """
     check_storable(request.title, "/title")
-    _check_size(request.metadata, "/metadata")
-    _check_size(list(request.participants), "/participants")
+    check_size(request.metadata, "/metadata")
+    check_size(list(request.participants), "/participants")
     wanted = request_key(key, THREADS, request.model_dump(mode="json"))
     now = service.core.clock.now()
     row = ThreadRow(
@@ -73,27 +74,52 @@ async def create_thread(
     return ThreadMade(thread=thread, created=known is None)
 
 
-def _check_size(value: JsonValue, field: str) -> None:
+def check_size(value: JsonValue, field: str) -> None:
+    """Raise Invalid for a value that is too large to stand beside a thread."""
     if len(encode(value)) > METADATA_BYTES_MAX:
         raise Invalid(f"at most {METADATA_BYTES_MAX} bytes", field=field)
 
 
 async def get_thread(service: Service, principal: Principal, identifier: str) -> ThreadView:
-    """Return one thread. Raises NotFound."""
-    return _view(await own_thread(service, principal, identifier))
+    """Return one thread. Raises NotFound, Gone."""
+    return await view_of_thread(service, await own_thread(service, principal, identifier))
 
 
 async def list_threads(
-    service: Service, principal: Principal, *, after: str | None, limit: int
+    service: Service,
+    principal: Principal,
+    *,
+    after: str | None,
+    limit: int,
+    metadata: dict[str, JsonValue] | None = None,
 ) -> Slice[ThreadView]:
-    """Return threads, newest first."""
-    found = await service.reader.list_threads(principal.tenant_id, after=after, limit=limit + 1)
+    """Return threads, newest first; those whose metadata has these pairs, when they are given.
+
+    Raises Invalid for more than `TAGS_MAX` pairs.
+    """
+    if metadata is not None and len(metadata) > TAGS_MAX:
+        raise Invalid(f"threads are found by at most {TAGS_MAX} pairs at once", field="metadata")
+    found = await service.reader.list_threads(
+        principal.tenant_id, after=after, limit=limit + 1, metadata=metadata
+    )
     rows, more = cut(found, limit)
-    return Slice([_view(row) for row in rows], rows[-1].thread_id if more else None)
+    views = [await view_of_thread(service, row) for row in rows]
+    return Slice(views, rows[-1].thread_id if more else None)
 
 
 async def own_thread(service: Service, principal: Principal, identifier: str) -> ThreadRow:
-    """Return a thread of the principal's tenant; raise NotFound for any other id."""
+    """Return a thread of the principal's tenant.
+
+    Raises NotFound for any other id, Gone for one that was deleted.
+    """
+    row = await own_tombstone(service, principal, identifier)
+    if row.deleted_at is not None:
+        raise Gone("the thread was deleted")
+    return row
+
+
+async def own_tombstone(service: Service, principal: Principal, identifier: str) -> ThreadRow:
+    """Return a thread of the principal's tenant, deleted or not. Raises NotFound."""
     known(THREAD, identifier, "thread")
     row = await service.reader.find_thread(principal.tenant_id, identifier)
     if row is None:
@@ -101,7 +127,20 @@ async def own_thread(service: Service, principal: Principal, identifier: str) ->
     return row
 
 
-def _view(row: ThreadRow) -> ThreadView:
+async def view_of_thread(service: Service, row: ThreadRow) -> ThreadView:
+    """Return a thread as it is shown."""
+    bases = [
+        ThreadBaseView.model_construct(
+            kind=base.kind,
+            thread_id=base.base_thread_id,
+            position=base.base_position,
+            from_position=base.from_position,
+            run_id=base.run_id,
+            author=base.author,
+            created_at=base.created_at,
+        )
+        for base in await service.reader.thread_bases(row.thread_id)
+    ]
     return ThreadView.model_construct(
         thread_id=row.thread_id,
         tenant_id=row.tenant_id,
@@ -111,6 +150,7 @@ def _view(row: ThreadRow) -> ThreadView:
         capabilities=row.capabilities,
         active_run_id=row.active_run_id,
         last_position=row.last_position,
+        bases=bases,
         created_at=row.created_at,
         updated_at=row.updated_at,
     )

@@ -11,6 +11,7 @@ from pydantic import JsonValue
 from perdure.protocol.base import Stored, Time
 from perdure.protocol.event_views import EventView
 from perdure.protocol.failures import Failure
+from perdure.protocol.records import BaseKind
 from perdure.protocol.runs import Run
 from perdure.protocol.states import (
     Answer,
@@ -253,6 +254,32 @@ class LateView(Stored):
     recorded_at: Time
 
 
+class ThreadBaseView(Stored):
+    """What a thread says of another: that thread's messages up to `position`, before its own ones
+    behind `from_position`. `run_id` is the run that was branched from.
+    """
+
+    kind: BaseKind
+    thread_id: str
+    position: int
+    from_position: int
+    run_id: str | None
+    author: str
+    created_at: Time
+
+
+class BranchView(Stored):
+    """A branch of a thread: it says what the thread says up to `position`, and goes on by itself."""
+
+    thread_id: str
+    position: int
+    run_id: str | None
+    author: str
+    created_at: Time
+    adopted_at: Time | None
+    adopted_by: str | None
+
+
 class ThreadView(Stored):
     """A conversation: a context boundary, never a lock."""
 
@@ -264,6 +291,7 @@ class ThreadView(Stored):
     capabilities: list[str]
     active_run_id: str | None
     last_position: int
+    bases: list[ThreadBaseView]
     created_at: Time
     updated_at: Time
 

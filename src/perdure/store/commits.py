@@ -315,6 +315,10 @@ class NewRun:
     origin_run_id: str | None = None
     origin_seq: int | None = None
     blobs: tuple[NewBlob, ...] = ()
+    branches_from: str | None = None
+    """A run: the thread that this one makes begins with what that run's thread said before it."""
+    branch_thread_id: str | None = None
+    """The thread to make when the options say `fork` and the thread has an active run."""
     queue: str = "default"
     priority: int = 0
     start_at: datetime | None = None

@@ -29,6 +29,7 @@ from perdure.protocol.records import (
     LateRow,
     MessageRow,
     StepRow,
+    ThreadBase,
     ThreadRow,
     ToolCallRow,
 )
@@ -71,8 +72,9 @@ class Store(Protocol):
         once its turn has come, and still not before its time. It stands in the step of its
         first event: later than 0 when it shares the steps of an origin. Concurrent calls with one
         key create one run. Raises Gone when the history of its origin is no longer whole, NotFound
-        for a thread that is not the tenant's, ThreadBusy when the options say `reject` and the
-        thread has an active run.
+        for a thread that is not the tenant's, Gone for a deleted one, ThreadBusy when the options
+        say `reject` and the thread has an active run. When they say `fork` then, the run gets the
+        new thread `branch_thread_id`, which begins with what the thread said before the active run.
 
         When they say `interrupt` or `rollback`, the thread's active run gets that cancel in the
         same transaction, as by `request_cancel` (its children too), the answer and the new run's first event name
@@ -205,10 +207,43 @@ class Store(Protocol):
         """Delete content that no run uses and nobody referred to for so long; return how much."""
         ...
 
-    async def create_thread(self, row: ThreadRow, key: RequestKey | None = None) -> Replayed | None:
+    async def create_thread(
+        self, row: ThreadRow, key: RequestKey | None = None, base: ThreadBase | None = None
+    ) -> Replayed | None:
         """Create a thread, or return what stands under (tenant, scope, key), and create none.
 
         The same row again is the same call sent again. Raises Conflict when the id is another's.
+        With a base the thread begins with what another one says up to a position; raises NotFound
+        or Gone for that one, Invalid for a position that it has not reached.
+        """
+        ...
+
+    async def adopt_branch(
+        self, tenant_id: str, thread_id: str, branch_id: str, author: str
+    ) -> ThreadBase:
+        """Let a thread say what a branch of it says, instead of what it said since the fork.
+
+        Artifacts of the branch become `adopted`. Once more is the same call again. Raises NotFound
+        or Gone for either, Conflict for what is no branch of the thread, ThreadBusy while one of
+        the two has an active run.
+        """
+        ...
+
+    async def delete_thread(self, tenant_id: str, thread_id: str) -> bool:
+        """Delete a thread; False when that was done before.
+
+        What is left is a tombstone: its id and times. Its messages go but for those that branches
+        of it say too; when such a branch goes later, they go with it. Subscriptions to its topics
+        end, and one whose inbox it is. Runs, calls and artifacts
+        stay; see `expire_deleted` for their history. Raises NotFound, ThreadBusy while a run of
+        the thread has not ended.
+        """
+        ...
+
+    async def expire_deleted(self, thread_id: str | None, limit: int) -> int:
+        """Drop the history of up to `limit` runs of deleted threads (or of that one); how many.
+
+        What goes and stays is as in `expire_history`; a history that is shared stays for now.
         """
         ...
 
@@ -451,9 +486,27 @@ class Reader(Protocol):
         ...
 
     async def list_threads(
-        self, tenant_id: str, *, after: str | None, limit: int
+        self,
+        tenant_id: str,
+        *,
+        after: str | None,
+        limit: int,
+        metadata: Mapping[str, JsonValue] | None = None,
     ) -> list[ThreadRow]:
-        """Return a page of threads by id, newest first."""
+        """Return a page of threads by id, newest first, without the deleted ones.
+
+        With `metadata` those that have each of these pairs among theirs, the values being equal.
+        """
+        ...
+
+    async def thread_bases(self, thread_id: str) -> list[ThreadBase]:
+        """Return what a thread says of other threads, in order of position."""
+        ...
+
+    async def list_branches(
+        self, thread_id: str, *, after: str | None, limit: int
+    ) -> list[ThreadBase]:
+        """Return the forks of a thread by the id of the fork, oldest first."""
         ...
 
     async def find_message(self, tenant_id: str, message_id: str) -> MessageRow | None:

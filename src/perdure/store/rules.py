@@ -16,6 +16,7 @@ from typing import Literal
 from perdure.protocol.base import SCHEMA_VERSION
 from perdure.protocol.events import (
     AttemptEvent,
+    Branch,
     CancelEvent,
     LateEvent,
     NewEvent,
@@ -23,7 +24,7 @@ from perdure.protocol.events import (
     StateEvent,
 )
 from perdure.protocol.policies import RetryPolicy
-from perdure.protocol.records import MessageRow, ThreadRow
+from perdure.protocol.records import MessageRow, ThreadBase, ThreadRow
 from perdure.protocol.runs import RunFacts, RunHot
 from perdure.protocol.states import (
     FAULT_ENDS,
@@ -307,11 +308,18 @@ def superseding(new: NewRun) -> CancelWish | None:
 _SUPERSEDING = {"interrupt": CancelAction.INTERRUPT, "rollback": CancelAction.ROLLBACK}
 
 
-def first_event(new: NewRun, superseded: str | None) -> NewEvent:
-    """Return the event that creates a run, with the run that was cancelled for it."""
-    if superseded is None or not isinstance(new.event.data, StateEvent):
+def first_event(new: NewRun, superseded: str | None, base: ThreadBase | None = None) -> NewEvent:
+    """Return the event that creates a run, with the run that was cancelled for it and the thread
+    that its own one was branched from.
+    """
+    if (superseded is None and base is None) or not isinstance(new.event.data, StateEvent):
         return new.event
-    data = new.event.data.model_copy(update={"supersedes": superseded})
+    update: dict[str, object] = {"supersedes": superseded}
+    if base is not None:
+        update["branch"] = Branch(
+            thread_id=base.base_thread_id, position=base.base_position, run_id=base.run_id or ""
+        )
+    data = new.event.data.model_copy(update=update)
     return NewEvent(data=data, step_index=new.event.step_index)
 
 

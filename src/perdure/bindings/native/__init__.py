@@ -11,6 +11,7 @@ from perdure.bindings.native import (
     history,
     interrupts,
     runs,
+    thread_branches,
     threads,
     topics,
 )
@@ -24,6 +25,7 @@ def routers() -> Sequence[APIRouter]:
         history,
         interrupts,
         threads,
+        thread_branches,
         topics,
         artifacts,
         agents,

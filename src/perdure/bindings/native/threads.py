@@ -2,11 +2,13 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Body
-from pydantic import Field
+from fastapi import APIRouter, Body, Query
+from pydantic import Field, JsonValue
 from starlette.responses import Response
 
 from perdure.bindings.native.starting import RUN_EXAMPLE, STARTED, start_run
+from perdure.protocol.codec import decode
+from perdure.protocol.errors import Malformed
 from perdure.protocol.ids import RUN, THREAD
 from perdure.protocol.messages import Message
 from perdure.protocol.runs import Run
@@ -39,6 +41,14 @@ from perdure.service.messages import MessageRequest
 from perdure.service.runs import RunRequest
 from perdure.service.threads import ThreadRequest
 from perdure.service.views import Page, ThreadEventPage, ThreadView
+
+MetadataQuery = Annotated[
+    str | None,
+    Query(
+        max_length=5000,
+        description="a JSON object of at most 5 pairs; threads whose metadata has each of them",
+    ),
+]
 
 router = APIRouter(prefix="/v1", route_class=StrictRoute, tags=["threads"])
 
@@ -85,12 +95,33 @@ async def create_thread(
     response_model=Page[ThreadView],
     responses=may_answer(parameters=True),
 )
-async def list_threads(call: InCall, after: After = None, limit: Limit = LIMIT_DEFAULT) -> Response:
-    """Return threads."""
+async def list_threads(
+    call: InCall,
+    after: After = None,
+    limit: Limit = LIMIT_DEFAULT,
+    metadata: MetadataQuery = None,
+) -> Response:
+    """Return threads, or those that have each of the named pairs in their metadata."""
     found = await threads.list_threads(
-        call.service, call.principal, after=read_id("threads", THREAD, after), limit=limit
+        call.service,
+        call.principal,
+        after=read_id("threads", THREAD, after),
+        limit=limit,
+        metadata=_pairs(metadata),
     )
     return page(found.items, write_cursor("threads", found.next))
+
+
+def _pairs(text: str | None) -> dict[str, JsonValue] | None:
+    if text is None:
+        return None
+    try:
+        value = decode(text.encode())
+    except ValueError:
+        raise Malformed("not JSON", field="metadata") from None
+    if not isinstance(value, dict):
+        raise Malformed("not a JSON object", field="metadata")
+    return value
 
 
 @router.get(
@@ -98,7 +129,7 @@ async def list_threads(call: InCall, after: After = None, limit: Limit = LIMIT_D
     operation_id="get_thread",
     summary="Show a thread",
     response_model=ThreadView,
-    responses=may_answer("not_found", parameters=True),
+    responses=may_answer("not_found", "gone", parameters=True),
 )
 async def get_thread(call: InCall, thread_id: str) -> Response:
     """Return one thread."""
@@ -110,7 +141,7 @@ async def get_thread(call: InCall, thread_id: str) -> Response:
     operation_id="list_messages",
     summary="List a thread's messages, in order",
     response_model=Page[Message],
-    responses=may_answer("not_found", parameters=True),
+    responses=may_answer("not_found", "gone", parameters=True),
 )
 async def list_messages(
     call: InCall, thread_id: str, after: After = None, limit: Limit = LIMIT_DEFAULT
@@ -134,7 +165,7 @@ async def list_messages(
     response_model=Message,
     responses={
         201: {"headers": {**LOCATION, **MADE_HEADERS}},
-        **may_answer("not_found", "conflict", "idempotency_mismatch", body=True),
+        **may_answer("not_found", "gone", "conflict", "idempotency_mismatch", body=True),
     },
 )
 async def append_message(
@@ -179,7 +210,7 @@ async def get_message(call: InCall, message_id: str) -> Response:
     summary="Start a run on a thread",
     status_code=202,
     response_model=Run,
-    responses=STARTED,
+    responses={**STARTED, **may_answer("gone")},
 )
 async def create_thread_run(
     call: InCall,
@@ -192,8 +223,8 @@ async def create_thread_run(
     accept: AcceptHeader = None,
 ) -> Response:
     """Create one run on a thread, as for an agent. Whether it waits for the thread's active run,
-    is refused or cancels it is `options.multitask_strategy`; `supersedes` in the answer names the
-    run that was cancelled."""
+    is refused, cancels it or runs on a branch is `options.multitask_strategy`; `supersedes` in the
+    answer names the run that was cancelled, `branch` what its own thread was branched from."""
     del idempotency_key  # read from the raw header, as bytes
     return await start_run(call, body.agent_id, body, thread_id=thread_id, wait=wait, accept=accept)
 
@@ -208,7 +239,7 @@ async def create_thread_run(
             "description": "A stream (the default), or a page for `Accept: application/json`",
             "content": STREAM,
         },
-        **may_answer("not_found", "not_acceptable", "history_reset", parameters=True),
+        **may_answer("not_found", "gone", "not_acceptable", "history_reset", parameters=True),
     },
 )
 async def follow_thread(
@@ -237,7 +268,7 @@ async def follow_thread(
     operation_id="list_thread_runs",
     summary="List a thread's runs, newest first",
     response_model=Page[Run],
-    responses=may_answer("not_found", parameters=True),
+    responses=may_answer("not_found", "gone", parameters=True),
 )
 async def list_thread_runs(
     call: InCall, thread_id: str, after: After = None, limit: Limit = LIMIT_DEFAULT

@@ -135,6 +135,8 @@ FIELD_NOTES: dict[str, str] = {
     "state.origin": "of a run that goes on from another: whose log it shares up to which seq, how "
     "(`retry`, `redrive`, `fork`), who wanted it and why, and an edited agent state",
     "result.by": "who knew the result: the tool, its lookup, a person, the runtime, policy, a child",
+    "state.branch": "of a run's creation: the thread, the place in it and the run that its own thread "
+    "was branched from",
     "state.supersedes": "of a run's creation: the thread's active run that was cancelled for it",
     "state.answer": "the answer; in the terminal event of a success",
     "state.code": "code of the failure, beside `failure`",

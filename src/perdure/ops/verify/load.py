@@ -33,6 +33,7 @@ from perdure.protocol.records import (
     CheckpointRow,
     InterruptRow,
     StepRow,
+    ThreadBase,
     ToolCallRow,
 )
 from perdure.protocol.runs import RunRow
@@ -101,7 +102,11 @@ async def gather(reader: Reader, row: RunRow) -> RunRecord:
         timers=await reader.timers_of(run_id),
         is_ready=await reader.is_ready(run_id),
         thread=thread,
-        sharing=replace(sharing, superseded=await _superseded(reader, log)),
+        sharing=replace(
+            sharing,
+            superseded=await _superseded(reader, log),
+            bases=await _bases(reader, row, log),
+        ),
         blobs=await _blobs(reader, row, log, artifacts, replayer),
         foreign=foreign,
         parent=await reader.find_run(None, parent_id) if parent_id is not None else None,
@@ -128,6 +133,12 @@ async def _superseded(reader: Reader, log: list[LogLine]) -> RunRow | None:
     """Return the run that was cancelled for this one, as its first event names it."""
     first = log[0].data if log else None
     return await _other(reader, first.supersedes if isinstance(first, StateEvent) else None)
+
+
+async def _bases(reader: Reader, row: RunRow, log: list[LogLine]) -> list[ThreadBase]:
+    """Return what the run's thread says of others, when one of its events tells of it."""
+    told = [line for line in log if isinstance(line.data, StateEvent) and line.data.branch]
+    return await reader.thread_bases(row.facts.thread_id) if told else []
 
 
 async def _other(reader: Reader, run_id: str | None) -> RunRow | None:

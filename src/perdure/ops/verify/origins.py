@@ -3,6 +3,7 @@
 from perdure.ops.verify.checks import Found, rule
 from perdure.ops.verify.record import RunRecord
 from perdure.protocol.events import StateEvent
+from perdure.protocol.records import BaseKind
 from perdure.protocol.states import CancelAction, RunState
 
 
@@ -80,4 +81,24 @@ _ENDED_BY = {
     "rollback": (CancelAction.ROLLBACK,),
 }
 
-RULES = (origin_is_told, retry_of_a_failure, superseded_is_cancelled)
+
+@rule(
+    "I80",
+    "A run for which a branch was made says so in its first event, and in no other: the thread, the "
+    "place and the run that the base of its thread names, unless the thread was deleted.",
+)
+def branch_is_told(record: RunRecord) -> Found:
+    deleted = record.thread is not None and record.thread.deleted_at is not None
+    for line, data in record.of(StateEvent):
+        if data.branch is None:
+            continue
+        if line.seq != 1:
+            yield line.name, f"it names {data.branch.thread_id}, and is not the first"
+        told = (data.branch.thread_id, data.branch.position, data.branch.run_id)
+        forks = [base for base in record.sharing.bases if base.kind is BaseKind.FORK]
+        found = [(base.base_thread_id, base.base_position, base.run_id) for base in forks]
+        if found != [told] and not deleted:
+            yield line.name, f"it tells the branch {told}, its thread {found}"
+
+
+RULES = (origin_is_told, retry_of_a_failure, superseded_is_cancelled, branch_is_told)

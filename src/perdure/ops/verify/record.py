@@ -37,6 +37,7 @@ from perdure.protocol.records import (
     InterruptRow,
     LateRow,
     StepRow,
+    ThreadBase,
     ThreadRow,
     ToolCallRow,
 )
@@ -153,6 +154,8 @@ class Sharing:
     origin: RunRow | None = None
     retried: RunRow | None = None
     superseded: RunRow | None = None
+    bases: list[ThreadBase] = field(default_factory=list[ThreadBase])
+    """What the run's thread says of others."""
 
 
 @dataclass(frozen=True, kw_only=True)

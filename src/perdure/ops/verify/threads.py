@@ -6,7 +6,7 @@ from datetime import datetime
 
 from perdure.ops.verify.checks import Found, rule
 from perdure.ops.verify.load import LOOKS_MAX, PAGE, pages
-from perdure.protocol.records import MessageRow, ThreadRow
+from perdure.protocol.records import BaseKind, MessageRow, ThreadBase, ThreadRow
 from perdure.protocol.runs import RunRow
 from perdure.protocol.states import RunState
 from perdure.protocol.topics import SubscriptionRow
@@ -52,6 +52,9 @@ class ThreadRecord:
     runs: list[Turn]
     messages: list[Mark]
     subscriptions: list[Subscription]
+    bases: list[ThreadBase]
+    sources: dict[str, ThreadRow]
+    """The threads of its tenant that the thread is based on."""
 
 
 async def settled_thread(reader: Reader, tenant_id: str, thread_id: str) -> ThreadRecord | None:
@@ -65,6 +68,8 @@ async def settled_thread(reader: Reader, tenant_id: str, thread_id: str) -> Thre
             messages=await _messages(reader, thread_id),
             runs=await _runs(reader, tenant_id, thread_id),
             subscriptions=await _subscriptions(reader, tenant_id, thread_id),
+            bases=await reader.thread_bases(thread_id),
+            sources=await _sources(reader, tenant_id, thread_id),
         )
         again = await reader.find_thread(tenant_id, thread_id)
         if again == thread:
@@ -79,6 +84,15 @@ async def _subscriptions(reader: Reader, tenant_id: str, thread_id: str) -> list
         Subscription(row=row, has_inbox=inbox is not None)
         for row, inbox in zip(rows, inboxes, strict=True)
     ]
+
+
+async def _sources(reader: Reader, tenant_id: str, thread_id: str) -> dict[str, ThreadRow]:
+    found: dict[str, ThreadRow] = {}
+    for base in await reader.thread_bases(thread_id):
+        source = await reader.find_thread(tenant_id, base.base_thread_id)
+        if source is not None:
+            found[base.base_thread_id] = source
+    return found
 
 
 async def _messages(reader: Reader, thread_id: str) -> list[Mark]:
@@ -131,21 +145,30 @@ def runs_take_turns(record: ThreadRecord) -> Found:
 
 @rule(
     "M1",
-    "A thread's messages are of its tenant and numbered from 1 without gap up to its last "
-    "position; each run has one input message and, when it succeeded, one answer at its end.",
+    "A thread's messages are of its tenant and numbered without gap up to its last position, from "
+    "1 or from behind a base; each run has one input message and, when it succeeded, one answer at "
+    "its end. Of a deleted thread only what is left is looked at.",
     scope="thread",
 )
 def messages_in_order(record: ThreadRecord) -> Found:
     thread = record.thread
-    for expected, message in enumerate(record.messages, start=1):
-        if message.position != expected:
-            yield message.message_id, f"it stands at {message.position}, {expected} was to come"
+    jumps, last = {base.from_position for base in record.bases}, 0
+    for message in record.messages:
+        before = message.position - 1
+        if before != last and not (before in jumps and before > last):
+            yield message.message_id, f"it stands at {message.position}, {last + 1} was to come"
             break
+        last = message.position
         if message.tenant_id != thread.tenant_id:
             yield message.message_id, f"it is of {message.tenant_id}"
-    if record.messages and record.messages[-1].position != thread.last_position:
-        last = record.messages[-1].position
+    last = max([last, *jumps])
+    if last != thread.last_position and (record.messages or record.bases):
         yield thread.thread_id, f"its last position is {thread.last_position}, its messages' {last}"
+    if thread.deleted_at is None:
+        yield from _messages_of_runs(record)
+
+
+def _messages_of_runs(record: ThreadRecord) -> Found:
     inputs = Counter(message.run_id for message in record.messages if message.seq is None)
     answers = {(message.run_id, message.seq) for message in record.messages}
     for run in record.runs:
@@ -173,4 +196,24 @@ def inboxes_are_there(record: ThreadRecord) -> Found:
         seen.add(one.row.inbox_thread_id)
 
 
-RULES = (runs_take_turns, messages_in_order, inboxes_are_there)
+@rule(
+    "M3",
+    "What a thread says of another is said by a thread of its tenant that has come so far; a fork "
+    "goes on at the place that it begins at, an adoption at one that neither thread had come to.",
+    scope="thread",
+)
+def bases_are_said(record: ThreadRecord) -> Found:
+    for base in record.bases:
+        source = record.sources.get(base.base_thread_id)
+        name = f"its base at {base.from_position}"
+        if source is None:
+            yield name, f"there is no thread {base.base_thread_id}"
+        elif base.base_position > source.last_position:
+            yield name, f"it says {base.base_position}, there is {source.last_position}"
+        if base.kind is BaseKind.FORK and base.base_position != base.from_position:
+            yield name, f"the fork goes on behind {base.base_position}"
+        if base.kind is BaseKind.ADOPT and base.base_position >= base.from_position:
+            yield name, f"it adopts what stands behind it, up to {base.base_position}"
+
+
+RULES = (runs_take_turns, messages_in_order, inboxes_are_there, bases_are_said)

@@ -6,9 +6,10 @@ from datetime import datetime
 
 from perdure.protocol.errors import Conflict, Gone, NotFound, ThreadBusy
 from perdure.protocol.messages import Role
-from perdure.protocol.records import AttemptRow, MessageRow, ThreadRow
+from perdure.protocol.records import AttemptRow, MessageRow, ThreadBase, ThreadRow
 from perdure.store import rules
 from perdure.store.commits import Claimed, ClaimWant, Inserted, NewRun
+from perdure.store.lineage import branch_base, branched
 from perdure.store.memory.cancelling import cancel
 from perdure.store.memory.tables import Run, Tables
 
@@ -20,6 +21,13 @@ def insert(tables: Tables, new: NewRun, now: datetime) -> Inserted:
         return Inserted(row=known.row, created=False, fingerprint=known.fingerprint)
     _check_origin(tables, new)
     thread = _thread_of(tables, new, now)
+    if thread.active_run_id is not None and new.options.multitask_strategy == "fork":
+        new = branched(new, thread.active_run_id)
+        thread = _thread_of(tables, new, now)
+    base = _base_of(tables, new, now)
+    if base is not None:
+        tables.bases.append(base)
+        thread = replace(thread, last_position=base.base_position)
     queued = thread.active_run_id is not None
     if queued and new.options.multitask_strategy == "reject":
         raise ThreadBusy("the thread has an active run", details={"run_id": thread.active_run_id})
@@ -35,7 +43,7 @@ def insert(tables: Tables, new: NewRun, now: datetime) -> Inserted:
         fingerprint=new.fingerprint,
         input_position=thread.last_position + 1,
     )
-    _add(tables, run, replace(new, event=rules.first_event(new, superseded)), now)
+    _add(tables, run, replace(new, event=rules.first_event(new, superseded, base)), now)
     if not queued:
         tables.ready[new.run_id] = run.hot.wake_at or now
     return Inserted(row=run.row, created=True, fingerprint=new.fingerprint, superseded=superseded)
@@ -48,6 +56,16 @@ def _supersede(tables: Tables, thread: ThreadRow, new: NewRun, now: datetime) ->
         return None
     cancel(tables, tables.runs[active], wish, now)
     return active
+
+
+def _base_of(tables: Tables, new: NewRun, now: datetime) -> ThreadBase | None:
+    """Return what the run's new thread says of the thread that it branches from."""
+    if new.branches_from is None:
+        return None
+    source = tables.runs.get(new.branches_from)
+    if source is None or tables.threads[source.facts.thread_id].deleted_at is not None:
+        raise Gone("the thread was deleted")
+    return branch_base(new, source.facts.thread_id, source.input_position, now)
 
 
 def insert_children(tables: Tables, children: Sequence[NewRun], now: datetime) -> None:
@@ -78,6 +96,8 @@ def _thread_of(tables: Tables, new: NewRun, now: datetime) -> ThreadRow:
     if not new.creates_thread:
         if thread is None or thread.tenant_id != new.tenant_id:
             raise NotFound("no such thread")
+        if thread.deleted_at is not None:
+            raise Gone("the thread was deleted")
         return thread
     if thread is not None:
         raise Conflict("the thread exists")

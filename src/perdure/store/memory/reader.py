@@ -1,9 +1,11 @@
 """The reading half of the memory store."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import TypeVar
+
+from pydantic import JsonValue
 
 from perdure.protocol.errors import Unavailable
 from perdure.protocol.events import RecordedEvent
@@ -16,6 +18,7 @@ from perdure.protocol.records import (
     LateRow,
     MessageRow,
     StepRow,
+    ThreadBase,
     ThreadRow,
     ToolCallRow,
 )
@@ -23,6 +26,8 @@ from perdure.protocol.runs import RunFacts, RunHot, RunRow
 from perdure.protocol.states import TERMINAL, InterruptStatus, ParkedOn, is_open
 from perdure.protocol.topics import SubscriptionRow
 from perdure.store.commits import DueTimer, Inserted, LeaseKey, TimerKind
+from perdure.store.lineage import tags_of
+from perdure.store.memory import threads
 from perdure.store.memory.subscriptions import listed
 from perdure.store.memory.tables import Run, Tables
 from perdure.store.ports import (
@@ -234,11 +239,34 @@ class MemoryReader:
         return row if row is not None and row.tenant_id == tenant_id else None
 
     async def list_threads(
-        self, tenant_id: str, *, after: str | None, limit: int
+        self,
+        tenant_id: str,
+        *,
+        after: str | None,
+        limit: int,
+        metadata: Mapping[str, JsonValue] | None = None,
     ) -> list[ThreadRow]:
         """See `Reader.list_threads`."""
-        rows = [row for row in self._tables.threads.values() if row.tenant_id == tenant_id]
+        wanted = tags_of(metadata or {})
+        rows = [
+            row
+            for row in self._tables.threads.values()
+            if row.tenant_id == tenant_id
+            and row.deleted_at is None
+            and wanted <= tags_of(row.metadata)
+        ]
         return _newest(rows, lambda row: row.thread_id, after, limit)
+
+    async def thread_bases(self, thread_id: str) -> list[ThreadBase]:
+        """See `Reader.thread_bases`."""
+        return threads.bases_of(self._tables, thread_id)
+
+    async def list_branches(
+        self, thread_id: str, *, after: str | None, limit: int
+    ) -> list[ThreadBase]:
+        """See `Reader.list_branches`."""
+        found = threads.branches_of(self._tables, thread_id)
+        return [base for base in found if after is None or base.thread_id > after][:limit]
 
     async def find_message(self, tenant_id: str, message_id: str) -> MessageRow | None:
         """See `Reader.find_message`."""

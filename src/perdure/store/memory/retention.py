@@ -26,6 +26,15 @@ def expire_history(
     return Swept(runs=len(due), after=later[limit - 1] if len(later) > limit else None)
 
 
+def drop_if_free(tables: Tables, run: Run) -> bool:
+    """Drop the history of an ended run that has it still and that no other run shares."""
+    ended = run.hot.terminal_seq
+    if ended is None or run.hot.retained_from_seq >= ended or _is_shared(tables, run):
+        return False
+    _drop(tables, run)
+    return True
+
+
 def _is_shared(tables: Tables, run: Run) -> bool:
     return any(
         other.facts.origin_run_id == run.facts.run_id and other.hot.retained_from_seq == 1

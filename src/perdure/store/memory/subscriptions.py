@@ -2,17 +2,16 @@
 
 from dataclasses import replace
 
-from perdure.protocol.errors import Conflict, NotFound
+from perdure.protocol.errors import Conflict
 from perdure.protocol.records import ThreadRow
 from perdure.protocol.topics import SUBSCRIPTIONS_MAX, SubscriptionRow
 from perdure.store.memory.tables import Tables
+from perdure.store.memory.threads import find_live
 
 
 def put(tables: Tables, row: SubscriptionRow, inbox: ThreadRow) -> SubscriptionRow:
     """Make a subscription with its inbox, or give the one that is there new terms."""
-    thread = tables.threads.get(row.thread_id)
-    if thread is None or thread.tenant_id != row.tenant_id:
-        raise NotFound("no such thread")
+    find_live(tables, row.tenant_id, row.thread_id)
     key = (row.thread_id, row.topic, row.agent_id)
     known = tables.subscriptions.get(key)
     if known is not None:

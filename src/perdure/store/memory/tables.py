@@ -19,6 +19,7 @@ from perdure.protocol.records import (
     LateRow,
     MessageRow,
     StepRow,
+    ThreadBase,
     ThreadRow,
     ToolCallRow,
 )
@@ -107,6 +108,7 @@ class Tables:
     )
     """By (tenant, digest, run); True: also once the run's history is gone."""
     threads: dict[str, ThreadRow] = field(default_factory=dict[str, ThreadRow])
+    bases: list[ThreadBase] = field(default_factory=list[ThreadBase])
     messages: dict[str, MessageRow] = field(default_factory=dict[str, MessageRow])
     request_keys: dict[tuple[str, str, str], Replayed] = field(
         default_factory=dict[tuple[str, str, str], Replayed]

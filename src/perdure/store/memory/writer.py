@@ -7,7 +7,7 @@ from pydantic import JsonValue
 
 from perdure.protocol.errors import Conflict, NotFound
 from perdure.protocol.messages import Role
-from perdure.protocol.records import LateRow, MessageRow, ThreadRow
+from perdure.protocol.records import LateRow, MessageRow, ThreadBase, ThreadRow
 from perdure.protocol.runs import RunHot
 from perdure.protocol.states import AttemptEnd
 from perdure.protocol.topics import SubscriptionRow
@@ -32,7 +32,7 @@ from perdure.store.commits import (
     TimerKind,
     ToolRegistration,
 )
-from perdure.store.memory import subscriptions
+from perdure.store.memory import subscriptions, threads
 from perdure.store.memory.admission import claim, insert
 from perdure.store.memory.applying import apply
 from perdure.store.memory.cancelling import cancel
@@ -189,15 +189,25 @@ class MemoryStore:
         """See `Store.expire_blobs`."""
         return expire_blobs(self._tables, older_than_s, limit)
 
-    async def create_thread(self, row: ThreadRow, key: RequestKey | None = None) -> Replayed | None:
+    async def create_thread(
+        self, row: ThreadRow, key: RequestKey | None = None, base: ThreadBase | None = None
+    ) -> Replayed | None:
         """See `Store.create_thread`."""
-        found = self._tables.threads.get(row.thread_id)
-        if found is not None and not rules.is_same_thread(found, row):
-            raise Conflict("the thread exists")
-        known = self._tables.take_key(row.tenant_id, key, row.thread_id)
-        if known is None:
-            self._tables.threads.setdefault(row.thread_id, row)
-        return known
+        return threads.create(self._tables, row, key, base)
+
+    async def adopt_branch(
+        self, tenant_id: str, thread_id: str, branch_id: str, author: str
+    ) -> ThreadBase:
+        """See `Store.adopt_branch`."""
+        return threads.adopt(self._tables, tenant_id, thread_id, branch_id, author)
+
+    async def delete_thread(self, tenant_id: str, thread_id: str) -> bool:
+        """See `Store.delete_thread`."""
+        return threads.delete(self._tables, tenant_id, thread_id)
+
+    async def expire_deleted(self, thread_id: str | None, limit: int) -> int:
+        """See `Store.expire_deleted`."""
+        return threads.expire_deleted(self._tables, thread_id, limit)
 
     async def append_message(
         self,
@@ -227,9 +237,7 @@ class MemoryStore:
         found = tables.messages.get(message_id)
         if found is not None and not rules.is_same_message(found, message):
             raise Conflict("the message exists")
-        thread = tables.threads.get(thread_id)
-        if thread is None or thread.tenant_id != tenant_id:
-            raise NotFound("no such thread")
+        threads.find_live(tables, tenant_id, thread_id)
         known = tables.take_key(tenant_id, key, message_id)
         if known is not None:
             return known

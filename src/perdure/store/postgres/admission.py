@@ -28,11 +28,13 @@ from perdure.protocol.errors import (
     Unreadable,
 )
 from perdure.protocol.events import TYPE_NUMBER, AttemptEvent, NewEvent
-from perdure.protocol.ids import RUN, hex_of
+from perdure.protocol.ids import RUN, THREAD, hex_of
+from perdure.protocol.records import ThreadBase
 from perdure.protocol.runs import RunHot, RunRow
 from perdure.protocol.states import AttemptEnd
 from perdure.store import rules
 from perdure.store.commits import Claimed, ClaimWant, Inserted, NewRun
+from perdure.store.lineage import branch_base, branched
 from perdure.store.postgres.driver import Connection, Row
 from perdure.store.postgres.errors import DataRefused, StillBusy, constraint_of, is_outage
 from perdure.store.postgres.lanes import PATIENCE_S, Lane, pause
@@ -40,6 +42,7 @@ from perdure.store.postgres.moves import leave_aside, supersede
 from perdure.store.postgres.moving import columns
 from perdure.store.postgres.rows import facts_of, hot_of, keyed_run_of, readable
 from perdure.store.postgres.statements import SQL
+from perdure.store.postgres.threads import insert_base
 from perdure.store.postgres.wire import data_out, digest_out, id_in, id_out, text_out
 
 GROUP_MAX = 64
@@ -70,10 +73,11 @@ class _Moved(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a new run stands in its thread."""
+    """Where a new run stands in its thread, and what a new thread says of another."""
 
     position: int = 1
     active: str | None = None
+    base: ThreadBase | None = None
 
     @property
     def queued(self) -> bool:
@@ -193,8 +197,12 @@ class Admission:
                 return known
             await _hold_origin(connection, new)
             superseded, place = await self._enter_thread(connection, new)
-            if superseded is not None:
-                new = replace(new, event=rules.first_event(new, superseded))
+            if place.active is not None and new.options.multitask_strategy == "fork":
+                new = branched(new, place.active)
+                place = await _place(connection, new)
+            if new.branches_from is not None:
+                place = await _branch_off(connection, new, self._now())
+            new = replace(new, event=rules.first_event(new, superseded, place.base))
             if new.blobs:
                 await keep_blobs(connection, new, self._now())
             now = await _insert(connection, [(new, place)], self._now())
@@ -230,6 +238,16 @@ async def _active_run(connection: Connection, new: NewRun) -> str | None:
     return id_in(RUN, rows[0]["active_run_id"])
 
 
+async def _branch_off(connection: Connection, new: NewRun, clock: datetime | None) -> _Place:
+    """Write what the run's new thread says of the one that it branches from."""
+    rows = await connection.fetch(SQL["find_place"], id_out(new.branches_from), clock)
+    if not rows or rows[0]["deleted_at"] is not None:
+        raise Gone("the thread was deleted")
+    source = id_in(THREAD, rows[0]["thread_id"])
+    base = branch_base(new, source, rows[0]["input_position"], rows[0]["now"])
+    return _Place(position=base.from_position + 1, base=await insert_base(connection, base, clock))
+
+
 _TRIES = 20
 _KEYS = {"runs_pkey", "runs_by_key", "threads_pkey", "run_state_pkey"}
 
@@ -239,7 +257,8 @@ def _by_key(one: _Waiting) -> tuple[str, str]:
 
 
 def _travels(new: NewRun) -> bool:
-    return new.creates_thread and not new.blobs and new.origin_run_id is None
+    alone = new.blobs or new.origin_run_id is not None or new.branches_from is not None
+    return new.creates_thread and not alone
 
 
 def _are_distinct(group: Sequence[_Waiting]) -> bool:
@@ -289,6 +308,8 @@ async def _place(connection: Connection, new: NewRun) -> _Place:
         return _Place()
     if not rows or rows[0]["tenant_id"] != new.tenant_id:
         raise NotFound("no such thread")
+    if rows[0]["deleted_at"] is not None:
+        raise Gone("the thread was deleted")
     found = rows[0]["active_run_id"]
     active = None if found is None else id_in(RUN, found)
     if active is not None and new.options.multitask_strategy == "reject":

@@ -1,8 +1,10 @@
 """The reading half of the PostgreSQL store: pages by key over the pool."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
 from typing import TypeVar
+
+from pydantic import JsonValue
 
 from perdure.protocol.codec import decode
 from perdure.protocol.errors import Unavailable, Unreadable
@@ -17,12 +19,14 @@ from perdure.protocol.records import (
     LateRow,
     MessageRow,
     StepRow,
+    ThreadBase,
     ThreadRow,
     ToolCallRow,
 )
 from perdure.protocol.runs import RunRow
 from perdure.protocol.topics import SubscriptionRow
 from perdure.store.commits import DueTimer, Inserted, LeaseKey
+from perdure.store.lineage import tags_of
 from perdure.store.ports import (
     Backlog,
     InterruptFilter,
@@ -267,17 +271,34 @@ class PostgresReader:
         return None if row is None else rows.thread_of(row)
 
     async def list_threads(
-        self, tenant_id: str, *, after: str | None, limit: int
+        self,
+        tenant_id: str,
+        *,
+        after: str | None,
+        limit: int,
+        metadata: Mapping[str, JsonValue] | None = None,
     ) -> list[ThreadRow]:
         """See `Reader.list_threads`."""
+        tags = [digest_out(tag) for tag in sorted(tags_of(metadata or {}))]
         return await self._page(
-            "list_threads",
-            lambda start, wanted: (tenant_id, start, wanted),
+            "list_tagged_threads" if tags else "list_threads",
+            lambda start, wanted: (tenant_id, start, wanted, *([tags] if tags else ())),
             id_out(after),
             limit,
             key=(THREAD, "thread_id"),
             convert=rows.thread_of,
         )
+
+    async def thread_bases(self, thread_id: str) -> list[ThreadBase]:
+        """See `Reader.thread_bases`."""
+        return [rows.base_of(row) for row in await self._fetch("thread_bases", hex_of(thread_id))]
+
+    async def list_branches(
+        self, thread_id: str, *, after: str | None, limit: int
+    ) -> list[ThreadBase]:
+        """See `Reader.list_branches`."""
+        found = await self._fetch("list_branches", hex_of(thread_id), id_out(after), limit)
+        return [rows.base_of(row) for row in found]
 
     async def find_message(self, tenant_id: str, message_id: str) -> MessageRow | None:
         """See `Reader.find_message`."""

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from datetime import datetime
+from uuid import UUID
 
 from perdure.protocol.errors import Unreadable
 from perdure.protocol.ids import RUN, hex_of
@@ -32,11 +33,18 @@ async def expire_history(
     last = id_in(RUN, page[-1]["run_id"]) if len(page) == limit else None
     if not due:
         return Swept(runs=0, after=last)
+    return Swept(runs=len(await drop_unshared(connection, due, clock)), after=last)
+
+
+async def drop_unshared(
+    connection: Connection, due: list[UUID], clock: datetime | None
+) -> Sequence[Row]:
+    """Drop the history of those ended runs that no other run shares it with."""
     locked = await connection.fetch(SQL["lock_free_runs"], sorted(due), clock)
     due = [row["run_id"] for row in locked]
     shared = {row["run_id"] for row in await connection.fetch(SQL["find_sharer"], due)}
     free = [run for run in due if run not in shared]
-    return Swept(runs=len(await connection.fetch(SQL["drop_history"], free)), after=last)
+    return await connection.fetch(SQL["drop_history"], free)
 
 
 def _is_due(row: Row, keep: Sequence[RetentionRule]) -> bool:

@@ -24,12 +24,14 @@ from perdure.protocol.messages import Role
 from perdure.protocol.records import (
     ArtifactRow,
     AttemptRow,
+    BaseKind,
     CheckpointRow,
     ExecutionRow,
     InterruptRow,
     LateRow,
     MessageRow,
     StepRow,
+    ThreadBase,
     ThreadRow,
     ToolCallRow,
 )
@@ -332,6 +334,21 @@ def thread_of(row: Row) -> ThreadRow:
         last_position=row["last_position"],
         created_at=row["created_at"],
         updated_at=row["updated_at"],
+        deleted_at=row["deleted_at"],
+    )
+
+
+def base_of(row: Row) -> ThreadBase:
+    """Return what a thread says of another."""
+    return ThreadBase(
+        thread_id=id_in(THREAD, row["thread_id"]),
+        from_position=row["from_position"],
+        base_thread_id=id_in(THREAD, row["base_thread_id"]),
+        base_position=row["base_position"],
+        kind=BaseKind(row["kind"]),
+        author=text_in(row["author"]) or "",
+        run_id=id_in_or_none(RUN, row["run_id"]),
+        created_at=row["created_at"],
     )
 
 

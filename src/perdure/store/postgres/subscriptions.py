@@ -1,6 +1,6 @@
 """Who subscribes to what, in PostgreSQL."""
 
-from perdure.protocol.errors import Conflict, NotFound
+from perdure.protocol.errors import Conflict, Gone, NotFound
 from perdure.protocol.ids import THREAD, hex_of
 from perdure.protocol.records import ThreadRow
 from perdure.protocol.runs import Caller
@@ -23,11 +23,13 @@ async def put_subscription(
     locked = await connection.fetch(SQL["lock_thread"], thread)
     if not locked or locked[0]["tenant_id"] != row.tenant_id:
         raise NotFound("no such thread")
+    if locked[0]["deleted_at"] is not None:
+        raise Gone("the thread was deleted")
     known = await connection.fetch(SQL["list_subscriptions"], row.tenant_id, thread, None)
     if not any((one["topic"], one["agent_id"]) == (row.topic, row.agent_id) for one in known):
         if len(known) >= SUBSCRIPTIONS_MAX:
             raise Conflict(f"a thread has at most {SUBSCRIPTIONS_MAX} subscriptions")
-        await create_thread(connection, inbox, None, None)
+        await create_thread(connection, inbox, None, None, None)
     (made,) = await connection.fetch(
         SQL["put_subscription"],
         thread,

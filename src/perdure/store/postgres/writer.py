@@ -13,7 +13,7 @@ from perdure.protocol.base import from_micros
 from perdure.protocol.codec import encode
 from perdure.protocol.errors import Conflict
 from perdure.protocol.messages import Role
-from perdure.protocol.records import MessageRow, ThreadRow
+from perdure.protocol.records import MessageRow, ThreadBase, ThreadRow
 from perdure.protocol.runs import RunHot
 from perdure.protocol.topics import SubscriptionRow
 from perdure.store.commits import (
@@ -142,9 +142,29 @@ class PostgresStore:
             lambda c: retention.expire_blobs(c, older_than_s, limit, self._now())
         )
 
-    async def create_thread(self, row: ThreadRow, key: RequestKey | None = None) -> Replayed | None:
+    async def create_thread(
+        self, row: ThreadRow, key: RequestKey | None = None, base: ThreadBase | None = None
+    ) -> Replayed | None:
         """See `Store.create_thread`."""
-        return await self._move(lambda c: threads.create_thread(c, row, key, self._now()))
+        return await self._move(lambda c: threads.create_thread(c, row, key, base, self._now()))
+
+    async def adopt_branch(
+        self, tenant_id: str, thread_id: str, branch_id: str, author: str
+    ) -> ThreadBase:
+        """See `Store.adopt_branch`."""
+        return await self._move(
+            lambda c: threads.adopt_branch(c, tenant_id, thread_id, branch_id, author, self._now())
+        )
+
+    async def delete_thread(self, tenant_id: str, thread_id: str) -> bool:
+        """See `Store.delete_thread`."""
+        return await self._move(
+            lambda c: threads.delete_thread(c, tenant_id, thread_id, self._now())
+        )
+
+    async def expire_deleted(self, thread_id: str | None, limit: int) -> int:
+        """See `Store.expire_deleted`."""
+        return await self._move(lambda c: threads.expire_deleted(c, thread_id, limit, self._now()))
 
     async def append_message(
         self,

@@ -1,4 +1,4 @@
-"""How runs enter the store, and threads, messages and registrations beside them.
+"""How runs enter the store, and registrations beside them.
 
 Each function is one job of the writer: it looks for what it must refuse before it writes anything,
 because other jobs share its transaction.
@@ -11,7 +11,7 @@ from perdure.protocol.base import to_micros
 from perdure.protocol.codec import encode
 from perdure.protocol.errors import Conflict, Gone, NotFound, ThreadBusy
 from perdure.protocol.messages import Role
-from perdure.protocol.records import MessageRow, ThreadRow
+from perdure.protocol.records import ThreadBase, ThreadRow
 from perdure.protocol.runs import RunFacts, RunRow
 from perdure.protocol.states import ParkedOn
 from perdure.store import rules
@@ -19,26 +19,22 @@ from perdure.store.commits import (
     AgentRegistration,
     Inserted,
     NewRun,
-    Replayed,
-    RequestKey,
     TimerKind,
     ToolRegistration,
 )
-from perdure.store.rules import Kept, is_same_message, is_same_thread
+from perdure.store.lineage import branch_base, branched
+from perdure.store.rules import Kept
 from perdure.store.sqlite.connection import read_row
 from perdure.store.sqlite.moves import supersede
 from perdure.store.sqlite.rows import (
     FINGERPRINT,
     Row,
     maybe,
-    pack_digest,
     pack_hot,
     pack_id,
-    read_message,
     read_run,
-    read_thread,
-    unpack_digest,
 )
+from perdure.store.sqlite.threads import find_live, insert_base, insert_thread
 from perdure.store.sqlite.transaction import NO_REF, Transaction
 
 _FIRST: Final = 1
@@ -55,13 +51,24 @@ def insert_run(tx: Transaction, new: NewRun) -> Inserted:
         )
     _check_origin(tx, new)
     active = _enter_thread(tx, new, run, thread)
+    if active is not None and new.options.multitask_strategy == "fork":
+        new = branched(new, f"run_{active.hex()}")
+        thread = pack_id(new.thread_id)
+        active = _enter_thread(tx, new, run, thread)
+    base = _base_of(tx, new)
+    if base is not None:
+        insert_base(tx, base)
+    first = _FIRST if base is None else base.from_position + 1
+    if new.creates_thread:
+        insert_thread(tx, _new_thread(tx, new, first))
     queued, superseded = active is not None, _supersede(tx, new, active)
     facts = rules.first_facts(new, tx.now)
     hot = rules.first_hot(new, tx.now, queued=queued)
-    position = _add_input(tx, new, run, thread)
+    position = first if new.creates_thread else _next_position(tx, new, thread)
+    _add_input(tx, new, run, thread, position)
     _insert_cold(tx, new, facts, (run, thread, position))
     tx.run("insert_run_state", *pack_hot(Kept(hot=hot)), run)
-    tx.append(run, hot, rules.first_event(new, superseded).data, new.event.step_index)
+    tx.append(run, hot, rules.first_event(new, superseded, base).data, new.event.step_index)
     tx.keep_blobs(run, new.tenant_id, new.blobs, {blob.digest for blob in new.blobs})
     if hot.deadline_at is not None:
         due = to_micros(hot.deadline_at)
@@ -97,10 +104,10 @@ def _enter_thread(tx: Transaction, new: NewRun, run: bytes, thread: bytes) -> by
     if new.creates_thread:
         if row is not None:
             raise Conflict("the thread exists")
-        insert_thread(tx, _new_thread(tx, new))
         return None
-    if row is None or tx.one("find_thread", thread, new.tenant_id) is None:
+    if row is None:
         raise NotFound("no such thread")
+    find_live(tx, new.tenant_id, new.thread_id)
     if row[0] is None:
         tx.run("activate_thread", thread, None, run)
         return None
@@ -118,7 +125,17 @@ def _supersede(tx: Transaction, new: NewRun, active: bytes | None) -> str | None
     return f"run_{active.hex()}"
 
 
-def _new_thread(tx: Transaction, new: NewRun) -> ThreadRow:
+def _base_of(tx: Transaction, new: NewRun) -> ThreadBase | None:
+    """Return what the run's new thread says of the thread that it branches from."""
+    if new.branches_from is None:
+        return None
+    place = tx.one("find_place", pack_id(new.branches_from))
+    if place is None or place[2] is not None:
+        raise Gone("the thread was deleted")
+    return branch_base(new, f"thr_{place[0].hex()}", place[1], tx.now)
+
+
+def _new_thread(tx: Transaction, new: NewRun, first: int) -> ThreadRow:
     """Return the thread of a run as that run's input leaves it."""
     return ThreadRow(
         thread_id=new.thread_id,
@@ -128,14 +145,13 @@ def _new_thread(tx: Transaction, new: NewRun) -> ThreadRow:
         participants=[],
         capabilities=[],
         active_run_id=new.run_id,
-        last_position=_FIRST,
+        last_position=first,
         created_at=tx.now,
         updated_at=tx.now,
     )
 
 
-def _add_input(tx: Transaction, new: NewRun, run: bytes, thread: bytes) -> int:
-    position = _FIRST if new.creates_thread else _next_position(tx, new, thread)
+def _add_input(tx: Transaction, new: NewRun, run: bytes, thread: bytes, position: int) -> None:
     tx.run(
         "insert_message",
         thread,
@@ -149,7 +165,6 @@ def _add_input(tx: Transaction, new: NewRun, run: bytes, thread: bytes) -> int:
         tx.now_micros,
         None,
     )
-    return position
 
 
 def _next_position(tx: Transaction, new: NewRun, thread: bytes) -> int:
@@ -192,100 +207,6 @@ def _insert_cold(
         facts.caller.model_dump_json(exclude_defaults=True).encode(),
         facts.depth,
         int(facts.detached),
-    )
-
-
-def insert_thread(tx: Transaction, row: ThreadRow) -> None:
-    """Write a thread whose id is free."""
-    tx.run(
-        "insert_thread",
-        pack_id(row.thread_id),
-        row.tenant_id,
-        row.title,
-        encode(row.metadata),
-        encode(row.participants),
-        encode(list(row.capabilities)),
-        maybe(pack_id, row.active_run_id),
-        row.last_position,
-        to_micros(row.created_at),
-        to_micros(row.updated_at),
-    )
-
-
-def create_thread(tx: Transaction, row: ThreadRow, key: RequestKey | None) -> Replayed | None:
-    """Create a thread, unless its id or its key exists."""
-    found = maybe(read_thread, tx.one("find_thread", pack_id(row.thread_id), row.tenant_id))
-    if found is None and tx.one("find_active_run", pack_id(row.thread_id)) is not None:
-        raise Conflict("the thread exists")
-    if found is not None and not is_same_thread(found, row):
-        raise Conflict("the thread exists")
-    known = _take_key(tx, row.tenant_id, key, row.thread_id)
-    if known is None and found is None:
-        insert_thread(tx, row)
-    return known
-
-
-def _take_key(
-    tx: Transaction, tenant_id: str, key: RequestKey | None, object_id: str
-) -> Replayed | None:
-    """Record that an object stands under a key, or return another that does."""
-    if key is None:
-        return None
-    mine = pack_id(object_id)
-    known = tx.one("find_request_key", tenant_id, key.scope, key.key)
-    if known is None:
-        fingerprint = pack_digest(key.fingerprint)
-        tx.run(
-            "insert_request_key", tenant_id, key.scope, key.key, fingerprint, mine, tx.now_micros
-        )
-        return None
-    if known[0] == mine:
-        return None
-    prefix = object_id.partition("_")[0]
-    return Replayed(object_id=f"{prefix}_{known[0].hex()}", fingerprint=unpack_digest(known[1]))
-
-
-def append_message(
-    tx: Transaction, message: MessageRow, key: RequestKey | None
-) -> MessageRow | Replayed:
-    """Append a message that belongs to no run; its position and time are given here."""
-    found = maybe(read_message, tx.one("find_message", pack_id(message.message_id), None))
-    if found is not None and not is_same_message(found, message):
-        raise Conflict("the message exists")
-    if tx.one("find_thread", pack_id(message.thread_id), message.tenant_id) is None:
-        raise NotFound("no such thread")
-    known = _take_key(tx, message.tenant_id, key, message.message_id)
-    return known or found or _insert_message(tx, message)
-
-
-def _insert_message(tx: Transaction, message: MessageRow) -> MessageRow:
-    thread, identity = pack_id(message.thread_id), pack_id(message.message_id)
-    place = tx.one("next_position", tx.now_micros, thread, message.tenant_id)
-    assert place is not None, "the thread was found"
-    tx.run(
-        "insert_message",
-        thread,
-        place[0],
-        identity,
-        message.tenant_id,
-        None,
-        None,
-        message.role.value,
-        message.author,
-        tx.now_micros,
-        encode(message.body),
-    )
-    return MessageRow(
-        message_id=message.message_id,
-        thread_id=message.thread_id,
-        tenant_id=message.tenant_id,
-        position=place[0],
-        run_id=None,
-        seq=None,
-        role=message.role,
-        author=message.author,
-        body=message.body,
-        created_at=tx.now,
     )
 
 

@@ -1,10 +1,12 @@
 """The reading half of the SQLite adapter. A text that is no id of the kind finds nothing."""
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from functools import partial
 from typing import Final
+
+from pydantic import JsonValue
 
 from perdure.protocol.base import from_micros, to_micros
 from perdure.protocol.errors import Unavailable
@@ -27,6 +29,7 @@ from perdure.protocol.records import (
     LateRow,
     MessageRow,
     StepRow,
+    ThreadBase,
     ThreadRow,
     ToolCallRow,
 )
@@ -34,6 +37,7 @@ from perdure.protocol.runs import RunRow
 from perdure.protocol.states import InterruptStatus
 from perdure.protocol.topics import SubscriptionRow
 from perdure.store.commits import DueTimer, Inserted, LeaseKey
+from perdure.store.lineage import TAGS_MAX, tags_of
 from perdure.store.ports import (
     Backlog,
     InterruptFilter,
@@ -276,17 +280,36 @@ class SqliteReader:
         return await self._readers.row("find_thread", key, tenant_id, convert=rows.read_thread)
 
     async def list_threads(
-        self, tenant_id: str, *, after: str | None, limit: int
+        self,
+        tenant_id: str,
+        *,
+        after: str | None,
+        limit: int,
+        metadata: Mapping[str, JsonValue] | None = None,
     ) -> list[ThreadRow]:
         """See `Reader.list_threads`."""
+        tags = [pack_digest(tag) for tag in sorted(tags_of(metadata or {}))]
+        padded = [*tags, *[None] * (TAGS_MAX - len(tags))]
         return await self._readers.page(
-            "list_threads",
-            lambda start, wanted: (tenant_id, start, wanted),
+            "list_tagged_threads" if tags else "list_threads",
+            lambda start, wanted: (tenant_id, start, wanted, *(padded if tags else ())),
             _after(THREAD, after, _LAST),
             limit,
             convert=rows.read_thread,
             on_unreadable=_told(THREAD),
         )
+
+    async def thread_bases(self, thread_id: str) -> list[ThreadBase]:
+        """See `Reader.thread_bases`."""
+        key = _key(THREAD, thread_id)
+        return await self._readers.rows("thread_bases", key, convert=rows.read_base)
+
+    async def list_branches(
+        self, thread_id: str, *, after: str | None, limit: int
+    ) -> list[ThreadBase]:
+        """See `Reader.list_branches`."""
+        key, start = _key(THREAD, thread_id), _after(THREAD, after, _FIRST)
+        return await self._readers.rows("list_branches", key, start, limit, convert=rows.read_base)
 
     async def find_message(self, tenant_id: str, message_id: str) -> MessageRow | None:
         """See `Reader.find_message`."""

@@ -24,12 +24,16 @@ def _drop(tx: Transaction, run: bytes, tenant_id: str, keep: Sequence[RetentionR
         return False
     if tx.one("find_sharer", run) is not None:
         return False
-    seq = rules.drop_history(kept.hot).retained_from_seq
+    drop(tx, run, rules.drop_history(kept.hot).retained_from_seq)
+    return True
+
+
+def drop(tx: Transaction, run: bytes, seq: int) -> None:
+    """Drop the history of an ended run before its terminal event."""
     tx.run("delete_history", run, seq)
     tx.run("delete_checkpoints", run)
     tx.run("delete_blob_uses", run)
     tx.run("set_retained", run, seq)
-    return True
 
 
 def expire_blobs(tx: Transaction, older_than_s: float, limit: int) -> int:

@@ -14,12 +14,14 @@ from perdure.protocol.messages import Role
 from perdure.protocol.records import (
     ArtifactRow,
     AttemptRow,
+    BaseKind,
     CheckpointRow,
     ExecutionRow,
     InterruptRow,
     LateRow,
     MessageRow,
     StepRow,
+    ThreadBase,
     ThreadRow,
     ToolCallRow,
 )
@@ -408,6 +410,21 @@ def read_thread(row: Row) -> ThreadRow:
         last_position=row[7],
         created_at=from_micros(row[8]),
         updated_at=from_micros(row[9]),
+        deleted_at=maybe(from_micros, row[10]),
+    )
+
+
+def read_base(row: Row) -> ThreadBase:
+    """Return what a thread says of another."""
+    return ThreadBase(
+        thread_id=f"thr_{row[0].hex()}",
+        from_position=row[1],
+        base_thread_id=f"thr_{row[2].hex()}",
+        base_position=row[3],
+        kind=BaseKind(row[4]),
+        author=row[5],
+        run_id=None if row[6] is None else f"run_{row[6].hex()}",
+        created_at=from_micros(row[7]),
     )
 
 

@@ -8,7 +8,7 @@ from pydantic import JsonValue
 from perdure.protocol.base import from_micros
 from perdure.protocol.ids import RUN, is_id
 from perdure.protocol.messages import Role
-from perdure.protocol.records import MessageRow, ThreadRow
+from perdure.protocol.records import MessageRow, ThreadBase, ThreadRow
 from perdure.protocol.runs import RunHot
 from perdure.protocol.topics import SubscriptionRow
 from perdure.store.commits import (
@@ -32,7 +32,7 @@ from perdure.store.commits import (
     ToolRegistration,
 )
 from perdure.store.rules import check_batch
-from perdure.store.sqlite import admission, moves, retention, subscriptions
+from perdure.store.sqlite import admission, moves, retention, subscriptions, threads
 from perdure.store.sqlite.prepared import Prepared, prepare
 from perdure.store.sqlite.transaction import Transaction
 from perdure.store.sqlite.writer import Writer
@@ -112,9 +112,27 @@ class SqliteStore:
         """See `Store.expire_blobs`."""
         return await self._writer.run(lambda tx: retention.expire_blobs(tx, older_than_s, limit))
 
-    async def create_thread(self, row: ThreadRow, key: RequestKey | None = None) -> Replayed | None:
+    async def create_thread(
+        self, row: ThreadRow, key: RequestKey | None = None, base: ThreadBase | None = None
+    ) -> Replayed | None:
         """See `Store.create_thread`."""
-        return await self._writer.run(lambda tx: admission.create_thread(tx, row, key))
+        return await self._writer.run(lambda tx: threads.create_thread(tx, row, key, base))
+
+    async def adopt_branch(
+        self, tenant_id: str, thread_id: str, branch_id: str, author: str
+    ) -> ThreadBase:
+        """See `Store.adopt_branch`."""
+        return await self._writer.run(
+            lambda tx: threads.adopt_branch(tx, tenant_id, thread_id, branch_id, author)
+        )
+
+    async def delete_thread(self, tenant_id: str, thread_id: str) -> bool:
+        """See `Store.delete_thread`."""
+        return await self._writer.run(lambda tx: threads.delete_thread(tx, tenant_id, thread_id))
+
+    async def expire_deleted(self, thread_id: str | None, limit: int) -> int:
+        """See `Store.expire_deleted`."""
+        return await self._writer.run(lambda tx: threads.expire_deleted(tx, thread_id, limit))
 
     async def append_message(
         self,
@@ -140,7 +158,7 @@ class SqliteStore:
             body=body,
             created_at=from_micros(0),
         )
-        return await self._writer.run(partial(admission.append_message, message=message, key=key))
+        return await self._writer.run(partial(threads.append_message, message=message, key=key))
 
     async def put_subscription(self, row: SubscriptionRow, inbox: ThreadRow) -> SubscriptionRow:
         """See `Store.put_subscription`."""

@@ -1,21 +1,20 @@
 """Who subscribes to what, in SQLite. Each function is one job of the writer."""
 
 from perdure.protocol.base import from_micros, to_micros
-from perdure.protocol.errors import Conflict, NotFound
+from perdure.protocol.errors import Conflict
 from perdure.protocol.records import ThreadRow
 from perdure.protocol.runs import Caller
 from perdure.protocol.topics import SUBSCRIPTIONS_MAX, SubscriptionRow, SubscriptionTerms
-from perdure.store.sqlite.admission import insert_thread
 from perdure.store.sqlite.connection import read_row
 from perdure.store.sqlite.rows import Row, pack_id
+from perdure.store.sqlite.threads import find_live, insert_thread
 from perdure.store.sqlite.transaction import Transaction
 
 
 def put_subscription(tx: Transaction, row: SubscriptionRow, inbox: ThreadRow) -> SubscriptionRow:
     """Make a subscription with its inbox, or give the one that is there new terms."""
     thread = pack_id(row.thread_id)
-    if tx.one("find_thread", thread, row.tenant_id) is None:
-        raise NotFound("no such thread")
+    find_live(tx, row.tenant_id, row.thread_id)
     known = tx.all("list_subscriptions", row.tenant_id, thread, None)
     found = next((one for one in known if one[2:4] == (row.topic, row.agent_id)), None)
     if found is None:

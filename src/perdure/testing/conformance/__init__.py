@@ -31,6 +31,7 @@ _PARTS = (
     "retention",
     "rows",
     "texts",
+    "threads",
     "timers",
     "topics",
     "trees",
@@ -60,6 +61,7 @@ from perdure.testing.conformance.refusals import RefusalContract  # noqa: E402
 from perdure.testing.conformance.retention import RetentionContract  # noqa: E402
 from perdure.testing.conformance.rows import RowContract  # noqa: E402
 from perdure.testing.conformance.texts import TextContract  # noqa: E402
+from perdure.testing.conformance.threads import BranchContract  # noqa: E402
 from perdure.testing.conformance.timers import TimerContract  # noqa: E402
 from perdure.testing.conformance.topics import SubscriptionContract  # noqa: E402
 from perdure.testing.conformance.trees import (  # noqa: E402
@@ -72,6 +74,7 @@ from perdure.testing.conformance.writes import CommitContract  # noqa: E402
 __all__ = [
     "BacklogContract",
     "BatchContract",
+    "BranchContract",
     "CancelContract",
     "ClaimContract",
     "CommitContract",

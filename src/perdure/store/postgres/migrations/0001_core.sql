@@ -13,9 +13,34 @@ CREATE TABLE threads (
     title bytea NOT NULL,
     metadata bytea NOT NULL,
     participants bytea NOT NULL,
-    capabilities bytea NOT NULL
+    capabilities bytea NOT NULL,
+    deleted_at timestamptz
 ) WITH (fillfactor = 80);
 CREATE INDEX threads_by_tenant ON threads (tenant_id, thread_id);
+CREATE INDEX threads_deleted ON threads (thread_id) WHERE deleted_at IS NOT NULL;
+
+-- What threads are found by: a digest for each pair of their metadata.
+CREATE TABLE thread_tags (
+    thread_id uuid NOT NULL,
+    tenant_id text NOT NULL,
+    digest bytea NOT NULL,
+    PRIMARY KEY (tenant_id, digest, thread_id)
+);
+
+-- What a thread says of others: behind `from_position` come its own messages, before them what
+-- `base_thread_id` says up to `base_position`.
+CREATE TABLE thread_bases (
+    thread_id uuid NOT NULL,
+    base_thread_id uuid NOT NULL,
+    run_id uuid,
+    created_at timestamptz NOT NULL,
+    from_position integer NOT NULL,
+    base_position integer NOT NULL,
+    kind text NOT NULL CHECK (kind IN ('fork', 'adopt')),
+    author bytea NOT NULL,
+    PRIMARY KEY (thread_id, from_position)
+);
+CREATE INDEX thread_bases_by_base ON thread_bases (base_thread_id, thread_id);
 
 CREATE TABLE runs (
     run_id uuid PRIMARY KEY,
@@ -346,6 +371,7 @@ CREATE TABLE subscriptions (
     caller bytea NOT NULL,
     PRIMARY KEY (thread_id, topic, agent_id)
 );
+CREATE INDEX subscriptions_by_inbox ON subscriptions (inbox_thread_id);
 
 CREATE TABLE agents (
     registered_at timestamptz NOT NULL,

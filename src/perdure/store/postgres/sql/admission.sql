@@ -31,7 +31,7 @@ WITH c AS MATERIALIZED (
 ), new_threads AS (
     INSERT INTO threads (thread_id, active_run_id, created_at, updated_at, last_position, tenant_id,
                          title, metadata, participants, capabilities)
-    SELECT u.thread_id, u.run_id, c.now, c.now, 1, u.tenant_id, '', '{}', '[]', '[]'
+    SELECT u.thread_id, u.run_id, c.now, c.now, u.position, u.tenant_id, '', '{}', '[]', '[]'
       FROM u, c WHERE u.creates
 ), moved_threads AS (
     UPDATE threads AS t
@@ -86,7 +86,7 @@ VALUES ($1::uuid, $2, $3, $4, $5, $6, $7::uuid, $8, $9, $10)
 
 -- name: lock_thread
 -- Who asks carries the work of others, so nobody waits here.
-SELECT tenant_id, active_run_id, last_position FROM threads WHERE thread_id = $1::uuid
+SELECT tenant_id, active_run_id, last_position, deleted_at FROM threads WHERE thread_id = $1::uuid
    FOR NO KEY UPDATE NOWAIT;
 
 -- name: next_position

@@ -152,14 +152,14 @@ SELECT data FROM blobs WHERE tenant_id = $1 AND digest = $2;
 
 -- name: find_thread
 SELECT thread_id, tenant_id, title, metadata, participants, capabilities, active_run_id,
-       last_position, created_at, updated_at
+       last_position, created_at, updated_at, deleted_at
   FROM threads WHERE thread_id = $1::uuid AND tenant_id = $2;
 
 -- name: list_threads
 SELECT thread_id, tenant_id, title, metadata, participants, capabilities, active_run_id,
-       last_position, created_at, updated_at
+       last_position, created_at, updated_at, deleted_at
   FROM threads
- WHERE tenant_id = $1 AND ($2::uuid IS NULL OR thread_id < $2)
+ WHERE deleted_at IS NULL AND tenant_id = $1 AND ($2::uuid IS NULL OR thread_id < $2)
  ORDER BY thread_id DESC LIMIT $3;
 
 -- name: find_message

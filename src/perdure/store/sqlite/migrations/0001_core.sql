@@ -313,7 +313,8 @@ CREATE TABLE threads (
     active_run_id BLOB,
     last_position INTEGER NOT NULL,
     created_at INTEGER NOT NULL,
-    updated_at INTEGER NOT NULL
+    updated_at INTEGER NOT NULL,
+    deleted_at INTEGER
 ) STRICT;
 
 -- Who gets a run for each publication to a topic of a thread; the runs stand in the inbox.
@@ -328,6 +329,34 @@ CREATE TABLE subscriptions (
     caller BLOB NOT NULL,
     PRIMARY KEY (thread_id, topic, agent_id)
 ) STRICT, WITHOUT ROWID;
+
+CREATE INDEX subscriptions_by_inbox ON subscriptions (inbox_thread_id);
+
+CREATE INDEX threads_deleted ON threads (thread_id) WHERE deleted_at IS NOT NULL;
+
+-- What threads are found by: a digest for each pair of their metadata.
+CREATE TABLE thread_tags (
+    tenant_id TEXT NOT NULL,
+    digest BLOB NOT NULL,
+    thread_id BLOB NOT NULL,
+    PRIMARY KEY (tenant_id, digest, thread_id)
+) STRICT, WITHOUT ROWID;
+
+-- What a thread says of others: behind `from_position` come its own messages, before them what
+-- `base_thread_id` says up to `base_position`.
+CREATE TABLE thread_bases (
+    thread_id BLOB NOT NULL,
+    from_position INTEGER NOT NULL,
+    base_thread_id BLOB NOT NULL,
+    base_position INTEGER NOT NULL,
+    kind TEXT NOT NULL CHECK (kind = 'fork' OR kind = 'adopt'),
+    author TEXT NOT NULL,
+    run_id BLOB,
+    created_at INTEGER NOT NULL,
+    PRIMARY KEY (thread_id, from_position)
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX thread_bases_by_base ON thread_bases (base_thread_id, thread_id);
 
 CREATE TABLE messages (
     thread_id BLOB NOT NULL,

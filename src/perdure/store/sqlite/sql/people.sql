@@ -9,16 +9,16 @@ INSERT INTO threads (
 -- name: find_thread
 SELECT
     thread_id, tenant_id, title, metadata, participants, capabilities, active_run_id,
-    last_position, created_at, updated_at
+    last_position, created_at, updated_at, deleted_at
 FROM threads
 WHERE thread_id = ? AND tenant_id = ?;
 
 -- name: list_threads
 SELECT
     thread_id, tenant_id, title, metadata, participants, capabilities, active_run_id,
-    last_position, created_at, updated_at
+    last_position, created_at, updated_at, deleted_at
 FROM threads
-WHERE tenant_id = ? AND thread_id < ?
+WHERE tenant_id = ? AND thread_id < ? AND deleted_at IS NULL
 ORDER BY thread_id DESC
 LIMIT ?;
 
