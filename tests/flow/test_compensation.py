@@ -26,7 +26,7 @@ from perdure.tools import (
     succeeded,
     tool,
 )
-from tests.flow.world import data_of, flow
+from tests.flow.world import data_of, flow, swept_until
 
 COMPENSATE = CancelOption.COMPENSATE
 QUICK = replace(SETTINGS, lease_margin_s=0.05)
@@ -307,9 +307,6 @@ async def test_what_no_worker_can_undo_in_time_is_reported(url: str, zoo: ToolZo
         await engine.wait_waiting(run_id)
         await engine.kill_worker()
         await engine.cancel(run_id, options=COMPENSATE)
-        with anyio.fail_after(5):
-            while (await engine.run(run_id)).hot.finished_at is None:
-                await engine.sweep()
-                await anyio.sleep(0.05)
+        await swept_until(engine, run_id, lambda row: row.hot.finished_at is not None)
         assert undone(await cancelled(engine, run_id)) == {"order": "not_started"}
         assert shop.log == ["order a"]

@@ -3,7 +3,6 @@
 from dataclasses import replace
 from datetime import timedelta
 
-import anyio
 import pytest
 
 from perdure.engine.context import PlannerContext
@@ -17,7 +16,7 @@ from perdure.store.ports import RunFilter
 from perdure.testing import builders as make
 from perdure.testing.embedded import SETTINGS, embedded, scripted
 from tests.flow.rows import Rows
-from tests.flow.world import database_at
+from tests.flow.world import database_at, swept_until
 
 ROWS = {
     "no JSON": "UPDATE runs SET options = ! WHERE run_id = ?",
@@ -178,10 +177,7 @@ async def test_a_damaged_run_that_nobody_holds_is_put_aside_by_whoever_meets_the
                 Rows(url).damage("UPDATE run_state SET cancel_epoch = 1 WHERE run_id = ?", run_id)
                 await engine.sweep()
             case _:
-                with anyio.fail_after(10):
-                    while (await engine.run(run_id)).hot.parked_on is not ParkedOn.REPAIR:
-                        await engine.sweep()
-                        await anyio.sleep(0.02)  # only the clock makes a timer due
+                await swept_until(engine, run_id, lambda row: row.hot.parked_on is ParkedOn.REPAIR)
         row = await engine.run(run_id)
         assert row.hot.parked_on is ParkedOn.REPAIR
         assert await database.reader.due_timers(10) == []

@@ -63,7 +63,8 @@ from perdure.testing.embedded import (
 from perdure.testing.tools import ToolZoo
 from perdure.tools import ToolUnavailable, tool
 from tests.flow.test_recovery import SHORT
-from tests.flow.world import assert_sound, data_of, database_at, flow, states
+from tests.flow.world import assert_sound, data_of, database_at, flow, states, swept_until
+from tests.waiting import eventually
 
 # ---------------------------------------------------------------- duplicates
 
@@ -463,11 +464,8 @@ async def test_a_run_whose_work_is_all_done_is_ended_after_a_crash(
         crashes = False
         if is_cancelled:
             await engine.cancel(run_id)
-            with anyio.fail_after(10):
-                while (await engine.run(run_id)).hot.finished_at is None:
-                    await engine.sweep()
-                    await anyio.sleep(0.02)  # only the clock lets the lease expire
-            assert (await engine.run(run_id)).hot.code is FailureCode.RUN_CANCELLED
+            row = await swept_until(engine, run_id, lambda row: row.hot.finished_at is not None)
+            assert row.hot.code is FailureCode.RUN_CANCELLED
         else:
             await engine.start_worker()
             assert (await engine.wait_terminal(run_id)).hot.state is RunState.SUCCEEDED
@@ -557,8 +555,7 @@ async def test_a_heartbeat_without_an_answer_stops_the_work_before_the_lease_is_
         await zoo.wait_started("slow")
         with monkeypatch.context() as patch, anyio.fail_after(10):
             patch.setattr(type(engine.core.store), "renew_leases", no_answer)
-            while run_id in engine.worker.held_runs:  # noqa: ASYNC110  # it has no event for it
-                await anyio.sleep(0.01)
+            await eventually(lambda: run_id not in engine.worker.held_runs)
             hot = (await engine.run(run_id)).hot
             assert hot.lease_owner == engine.worker.worker_id
             assert hot.lease_expires_at is not None

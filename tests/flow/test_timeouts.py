@@ -13,7 +13,7 @@ from perdure.protocol.runs import status_of, waiting_on
 from perdure.protocol.states import Answer, RunState, RunStatus, ToolCallStatus, WaitingOn
 from perdure.testing.embedded import call, scripted
 from perdure.testing.tools import ToolZoo
-from tests.flow.world import data_of, flow
+from tests.flow.world import data_of, flow, swept_until
 
 RUN_S = 0.6
 
@@ -54,10 +54,7 @@ async def test_a_run_whose_time_is_over_ends_wherever_it_stands(
             await engine.kill_worker()
         run_id = await engine.submit("slow", timeouts={"run_s": 0.3})
         if how == "queued":
-            with anyio.fail_after(10):
-                while (await engine.run(run_id)).hot.state is RunState.PENDING:
-                    await engine.sweep()
-                    await anyio.sleep(0.02)
+            await swept_until(engine, run_id, lambda row: row.hot.state is not RunState.PENDING)
         row = await engine.wait_terminal(run_id)
         assert row.hot.code is FailureCode.RUN_TIMEOUT
         assert status_of(row.hot) is RunStatus.TIMED_OUT

@@ -1,14 +1,17 @@
 """What the flow tests share: an engine over each database, checked by `verify` at the end."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
+
+import anyio
 
 from perdure.engine.core import EngineSettings
 from perdure.engine.ports import HostedAgent
 from perdure.ops.verify import verify
 from perdure.protocol.events import RecordedEvent, StateEvent
+from perdure.protocol.runs import RunRow
 from perdure.store.ports import Database
 from perdure.store.postgres import PostgresDatabase
 from perdure.store.sqlite import SqliteDatabase
@@ -53,6 +56,17 @@ async def flow(
                 if zoo is not None:
                     zoo.open_gate()
         await assert_sound(database)
+
+
+async def swept_until(
+    engine: Embedded, run_id: str, holds: Callable[[RunRow], bool], *, wait_s: float = 10
+) -> RunRow:
+    """Sweep until a run's row is as asked: only the clock makes timers due and leases expire."""
+    with anyio.fail_after(wait_s):
+        while not holds(row := await engine.run(run_id)):
+            await engine.sweep()
+            await anyio.sleep(0.02)
+    return row
 
 
 def states(events: Sequence[RecordedEvent]) -> list[str]:

@@ -4,7 +4,8 @@ import sys
 
 import anyio
 
-from tests.server.world import eventually, open_world
+from tests.server.world import open_world
+from tests.waiting import eventually
 
 
 async def _main() -> None:

@@ -21,6 +21,7 @@ from perdure.server.serve import AbortableProtocol, Server
 from perdure.server.settings import ServerSettings
 from perdure.server.stopping import Stopping
 from tests.server.world import World, open_world
+from tests.waiting import eventually
 
 JSON = {"Content-Type": "application/json"}
 RUN = "/v1/agents/echo/run"
@@ -172,8 +173,7 @@ async def test_what_is_no_http_gets_a_problem_too() -> None:
         listener.bind(("127.0.0.1", 0))
         async with anyio.create_task_group() as group:
             group.start_soon(server.serve, [listener])
-            while not server.started:  # noqa: ASYNC110  # uvicorn rings no bell
-                await anyio.sleep(0.01)
+            await eventually(lambda: server.started)
             async with await anyio.connect_tcp(*listener.getsockname()) as stream:
                 await stream.send(b"NONSENSE\r\n\r\n")
                 with suppress(anyio.EndOfStream):

@@ -504,9 +504,9 @@ async def test_threads_hold_messages_and_runs(world: World) -> None:
 
 
 async def test_the_metrics_tell_what_waits(world: World) -> None:
-    await world.start("asker")
+    asker = await world.start("asker")
     await world.start("echo", wait=5)
-    await anyio.sleep(0.05)
+    await world.until(asker["run_id"], "waiting_human")
     text = (await world.http.get("/metrics")).text
     assert "perdure_open_interrupts 1.0" in text
     assert 'perdure_runs{state="waiting_human"} 1.0' in text

@@ -14,6 +14,7 @@ from perdure.server.serve import check_binding
 from perdure.server.settings import ServerSettings
 from perdure.testing.sse_client import SseClient, SseStream, StreamInterrupted
 from tests.server.world import open_world
+from tests.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
 
@@ -87,9 +88,7 @@ async def test_a_wait_ends_when_its_client_leaves() -> None:
         async with await anyio.connect_tcp("127.0.0.1", world.port) as socket:
             request = f"GET /v1/runs/{run['run_id']}?wait=60 HTTP/1.1\r\nHost: localhost\r\n\r\n"
             await socket.send(request.encode())
-            await anyio.sleep(0.2)  # lets the request arrive
-        server = world.server
-        assert server is not None
-        with anyio.fail_after(5):
-            while server.server_state.tasks:  # noqa: ASYNC110  # uvicorn has no event for it
-                await anyio.sleep(0.01)
+            server = world.server
+            assert server is not None
+            await eventually(lambda: server.server_state.tasks)
+        await eventually(lambda: not server.server_state.tasks)

@@ -11,7 +11,8 @@ from perdure.protocol.events import RecordedEvent
 from perdure.protocol.states import RunState
 from perdure.store.commits import RetentionRule
 from perdure.testing.sse_client import SseClient, SseEvent, StreamInterrupted, follow_to_the_end
-from tests.server.world import World, eventually, open_world, value_of
+from tests.server.world import World, open_world, value_of
+from tests.waiting import eventually
 
 
 @pytest.fixture

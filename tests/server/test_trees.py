@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncGenerator
 
-import anyio
 import pytest
 
 from perdure.protocol.ids import RUN
@@ -19,12 +18,9 @@ async def test_a_tree_is_answered_at_its_root(world: World) -> None:
     """R-13.1, R-13.5, SUB-05: three children ask; without an id the answer is refused with the
     ids; each gets its own, whatever the order; children are listed with parent and root."""
     run_id = (await world.start("manager"))["run_id"]
-    with anyio.fail_after(10):
-        while True:
-            root = await world.get(f"/v1/runs/{run_id}")
-            if len(root["open_interrupts"]) == 3 and root["waiting_on"] == "child":
-                break
-            await anyio.sleep(0.02)
+    root = await world.until_run(
+        run_id, lambda run: len(run["open_interrupts"]) == 3 and run["waiting_on"] == "child"
+    )
     assert root["open_children"] == 3
     assert root["next_actions"][0] == "answer_interrupt"
     reply = {"answer": "respond", "value": "north"}

@@ -55,6 +55,7 @@ from perdure.tools.api import Performed, Returned, pending
 from perdure.tools.decorator import tool
 from perdure.tools.runner import LocalToolRunner
 from tests.flow.world import assert_sound, database_at
+from tests.waiting import eventually
 
 
 class SystemClock:
@@ -245,21 +246,22 @@ class World:
 
     async def until(self, run_id: str, *states: str) -> dict[str, Any]:
         """Return the run once it is in one of the states."""
-        with anyio.fail_after(5):
-            while True:
-                run = await self.get(f"/v1/runs/{run_id}")
-                if run["state"] in states:
-                    return run
-                await anyio.sleep(0.005)
+        return await self.until_run(run_id, lambda run: run["state"] in states)
 
     async def until_waiting(self, run_id: str, on: str) -> dict[str, Any]:
         """Return the run once it waits for that."""
-        with anyio.fail_after(5):
-            while True:
-                run = await self.get(f"/v1/runs/{run_id}")
-                if run["waiting_on"] == on:
-                    return run
-                await anyio.sleep(0.005)
+        return await self.until_run(run_id, lambda run: run["waiting_on"] == on)
+
+    async def until_run(
+        self, run_id: str, holds: Callable[[dict[str, Any]], bool], seconds: float = 10
+    ) -> dict[str, Any]:
+        """Return the run once it is as asked; looked at when its bell rings, and now and then."""
+        with anyio.fail_after(seconds):
+            async with self.core.signals.subscribe(run_topic(run_id)) as bell:
+                while not holds(run := await self.get(f"/v1/runs/{run_id}")):
+                    with anyio.move_on_after(0.5):  # signals are hints
+                        await bell.wait()
+        return run
 
     async def add_event(self, run_id: str, text: str, times: int = 1) -> None:
         """Append events of some size, in one commit, to a run that nobody holds."""
@@ -297,13 +299,6 @@ class World:
     def events_of(self, run_id: str) -> SseClient:
         """Return a client of the run's stream on the real socket."""
         return SseClient("127.0.0.1", self.port, f"/v1/runs/{run_id}/events")
-
-
-async def eventually(holds: Callable[[], bool], seconds: float = 10) -> None:
-    """Return once a condition of this process holds."""
-    with anyio.fail_after(seconds):
-        while not holds():  # noqa: ASYNC110  # what is looked at has no event
-            await anyio.sleep(0.01)
 
 
 def value_of(metric: Counter | Gauge) -> float:

@@ -19,8 +19,9 @@ from perdure.protocol.events import RecordedEvent
 from perdure.protocol.runs import RunRow
 from perdure.server.serve import DEAD_PEER_MS
 from perdure.testing.sse_client import SseEvent, StreamInterrupted, follow_to_the_end
-from tests.server.world import World, eventually, open_world, value_of
+from tests.server.world import World, open_world, value_of
 from tests.streams.crowd import assert_exact, stored_log
+from tests.waiting import eventually
 
 log = logging.getLogger(__name__)
 

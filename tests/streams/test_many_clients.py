@@ -18,8 +18,9 @@ from perdure.signals.off import NoSignals
 from perdure.signals.ports import Signals
 from perdure.signals.postgres import PostgresSignals
 from perdure.testing.signals import DroppingSignals
-from tests.server.world import World, eventually, open_world, value_of
+from tests.server.world import World, open_world, value_of
 from tests.streams.crowd import Viewer, assert_exact, stored_log
+from tests.waiting import eventually
 
 log = logging.getLogger(__name__)
 

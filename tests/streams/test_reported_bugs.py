@@ -14,6 +14,7 @@ from perdure.testing.tcp_proxy import TcpProxy, tcp_proxy
 from tests.flow.rows import Rows
 from tests.server.world import World, free_port, open_world
 from tests.streams.crowd import assert_exact, stored_log
+from tests.waiting import eventually
 
 HEARTBEAT_S = 0.1
 ANSWER = {"answer": "respond", "value": "north"}
@@ -145,8 +146,7 @@ async def test_str_06_a_client_that_was_cut_while_idle_comes_again(
     with anyio.fail_after(15):
         async with anyio.create_task_group() as group:
             group.start_soon(follow)
-            while proxy.cut < 3:  # noqa: ASYNC110  # the proxy has no event for it
-                await anyio.sleep(0.01)
+            await eventually(lambda: proxy.cut >= 3)
             await answer(world, run)
     await assert_whole(world, run, seen)
 

@@ -1,15 +1,16 @@
 """Going on from a run's history."""
 
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Body
 from starlette.responses import Response
 
-from perdure.bindings.native.starting import STARTED, started
+from perdure.bindings.native.starting import STARTED, answer_with
 from perdure.protocol.runs import Run
 from perdure.server.asgi import StrictRoute
-from perdure.server.call import AcceptHeader, InCall, Wait, example, trace_of, wants_stream
-from perdure.server.idempotency import RunKey, key_of
+from perdure.server.call import AcceptHeader, InCall, Wait, example
+from perdure.server.idempotency import RunKey
 from perdure.server.openapi import may_answer
 from perdure.service import branches
 from perdure.service.branches import ForkRequest, RetryRequest
@@ -40,16 +41,8 @@ async def retry_run(
     ended: finished steps and calls are shared and not run again. Only for runs that failed, also
     cancelled ones, but not after a rollback. The run itself stays as it is."""
     del idempotency_key  # read from the raw header, as bytes
-    as_stream = wants_stream(accept, default=False)
-    made = await branches.retry(
-        call.service,
-        call.principal,
-        run_id,
-        body or RetryRequest(),
-        header_key=key_of(call.request),
-        trace_id=trace_of(call.request),
-    )
-    return await started(call, made, wait=wait, as_stream=as_stream)
+    make = partial(branches.retry, call.service, call.principal, run_id, body or RetryRequest())
+    return await answer_with(call, make, wait=wait, accept=accept)
 
 
 @router.post(
@@ -75,13 +68,5 @@ async def fork_run(
     checkpoint of this one with another input or agent state, if wanted. What was finished there is
     shared and not run again; the run itself stays as it is and may go on beside."""
     del idempotency_key  # read from the raw header, as bytes
-    as_stream = wants_stream(accept, default=False)
-    made = await branches.fork(
-        call.service,
-        call.principal,
-        run_id,
-        body or ForkRequest(),
-        header_key=key_of(call.request),
-        trace_id=trace_of(call.request),
-    )
-    return await started(call, made, wait=wait, as_stream=as_stream)
+    make = partial(branches.fork, call.service, call.principal, run_id, body or ForkRequest())
+    return await answer_with(call, make, wait=wait, accept=accept)

@@ -1,6 +1,7 @@
 """What the two routes that create a run share: waiting, streaming, replays."""
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 
 from starlette.responses import Response
 
@@ -52,21 +53,21 @@ async def start_run(
     accept: str | None,
 ) -> Response:
     """Create a run and answer in the form that was asked for."""
-    as_stream = wants_stream(accept, default=False)
-    made = await runs.create_run(
-        call.service,
-        call.principal,
-        agent_id,
-        request,
-        thread_id=thread_id,
-        header_key=key_of(call.request),
-        trace_id=trace_of(call.request),
+    make = partial(
+        runs.create_run, call.service, call.principal, agent_id, request, thread_id=thread_id
     )
-    return await started(call, made, wait=wait, as_stream=as_stream)
+    return await answer_with(call, make, wait=wait, accept=accept)
 
 
-async def started(call: Call, made: RunMade, *, wait: float, as_stream: bool) -> Response:
-    """Return the answer with a run that stands under a request."""
+async def answer_with(
+    call: Call, make: Callable[..., Awaitable[RunMade]], *, wait: float, accept: str | None
+) -> Response:
+    """Make a run under the request's key, and answer with it in the form that was asked for.
+
+    `make` takes `header_key` and `trace_id`. A form that there is not is refused before.
+    """
+    as_stream = wants_stream(accept, default=False)
+    made = await make(header_key=key_of(call.request), trace_id=trace_of(call.request))
     headers = made_headers(f"/v1/runs/{made.run.run_id}", created=made.created)
     if as_stream:
         return await stream_of(call, made.run.run_id, 0, headers)
