@@ -68,7 +68,7 @@ class SystemChance:
 
     def random(self) -> float:
         """Return a number in [0, 1)."""
-        return random.random()  # noqa: S311
+        return random.random()  # noqa: S311  # jitter needs no secrecy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

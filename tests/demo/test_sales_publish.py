@@ -148,7 +148,7 @@ def test_an_execution_overtaken_before_its_rename_returns_the_winner(
 ) -> None:
     from perdure.demo import publish as module
 
-    write = module._write_publication  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001
+    write = module._write_publication  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001  # the moment between two writes
 
     def overtaken(scratch: Path, manifest: dict[str, str], files: dict[str, bytes]) -> None:
         monkeypatch.undo()

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from datetime import timedelta
 
+import anyio
 import pytest
 
 from perdure.engine.context import PlannerContext

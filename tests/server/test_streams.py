@@ -311,7 +311,7 @@ async def test_signals_may_be_lost_without_losing_an_event(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F25, R-6.6, R-12.2."""
-    monkeypatch.setattr(world.core.signals, "publish", lambda topic: None)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+    monkeypatch.setattr(world.core.signals, "publish", lambda topic: None)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]  # the patch has no types
     run = await world.start("echo", {"times": 3})
     with anyio.fail_after(10):
         events = await follow_to_the_end(world.events_of(run["run_id"]))

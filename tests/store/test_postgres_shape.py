@@ -135,7 +135,7 @@ async def test_who_waits_for_a_migration_waits_bounded(
         caplog.clear()
         async with anyio.create_task_group() as group:
             group.start_soon(start_worker)
-            while "waiting for another process" not in caplog.text:  # noqa: ASYNC110
+            while "waiting for another process" not in caplog.text:  # noqa: ASYNC110  # a log rings no bell
                 await anyio.sleep(0.005)
             assert not started.is_set()
             await other.execute("SELECT pg_advisory_unlock($1)", migrator.LOCK)

@@ -11,6 +11,7 @@ from perdure.cli.options import (
     Db,
     Json,
     Limit,
+    Reason,
     json_of,
     on_service,
     print_object,
@@ -90,9 +91,7 @@ def resolve(
     skip: Annotated[
         bool, typer.Option("--skip", help="Go on without knowing what became of it.")
     ] = False,
-    reason: Annotated[
-        str | None, typer.Option("--reason", help="Why; kept in the log.", show_default=False)
-    ] = None,
+    reason: Reason = None,
     db: Db = None,
     json: Json = False,
 ) -> None:

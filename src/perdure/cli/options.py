@@ -59,6 +59,17 @@ After = Annotated[
     ),
 ]
 
+Reason = Annotated[
+    str | None, typer.Option("--reason", help="Why; kept in the log.", show_default=False)
+]
+Checkpoint = Annotated[
+    str | None,
+    typer.Option("--checkpoint", help="Go on from this checkpoint.", show_default=False),
+]
+OtherVersion = Annotated[
+    str | None, typer.Option("--agent-version", help="With another version.", show_default=False)
+]
+
 LIMIT_DEFAULT = PAGE_LIMIT_DEFAULT
 
 

@@ -9,9 +9,12 @@ from pydantic import JsonValue, ValidationError
 from perdure.cli.options import (
     LIMIT_DEFAULT,
     After,
+    Checkpoint,
     Db,
     Json,
     Limit,
+    OtherVersion,
+    Reason,
     json_of,
     on_service,
     print_object,
@@ -200,9 +203,7 @@ def cancel_many_(
     every: Annotated[
         bool, typer.Option("--all", help="Every run, when nothing else is given.")
     ] = False,
-    reason: Annotated[
-        str | None, typer.Option("--reason", help="Why; kept in the log.", show_default=False)
-    ] = None,
+    reason: Reason = None,
     compensate: Annotated[
         bool, typer.Option("--compensate", help="Undo what their tools did, where they can.")
     ] = False,
@@ -284,9 +285,7 @@ async def _read(service: Service, run_id: str, after: int, take: TakeEvent) -> N
 @app.command()
 def cancel(
     run: RunArgument,
-    reason: Annotated[
-        str | None, typer.Option("--reason", help="Why; kept in the log.", show_default=False)
-    ] = None,
+    reason: Reason = None,
     rollback: Annotated[
         bool, typer.Option("--rollback", help="Later runs of the thread do not see its messages.")
     ] = False,
@@ -317,17 +316,9 @@ def retry_(
         bool,
         typer.Option("--redrive", help="Run the failed calls again instead of asking the planner."),
     ] = False,
-    checkpoint: Annotated[
-        str | None,
-        typer.Option("--checkpoint", help="Go on from this checkpoint.", show_default=False),
-    ] = None,
-    agent_version: Annotated[
-        str | None,
-        typer.Option("--agent-version", help="With another version.", show_default=False),
-    ] = None,
-    reason: Annotated[
-        str | None, typer.Option("--reason", help="Why; kept in the log.", show_default=False)
-    ] = None,
+    checkpoint: Checkpoint = None,
+    agent_version: OtherVersion = None,
+    reason: Reason = None,
     db: Db = None,
     json: Json = False,
 ) -> None:
@@ -344,10 +335,7 @@ def retry_(
 @app.command("fork")
 def fork_(
     run: RunArgument,
-    checkpoint: Annotated[
-        str | None,
-        typer.Option("--checkpoint", help="Go on from this checkpoint.", show_default=False),
-    ] = None,
+    checkpoint: Checkpoint = None,
     input_: Annotated[
         str | None,
         typer.Option("--input", help="JSON instead of the run's input; @FILE or - reads it."),
@@ -356,13 +344,8 @@ def fork_(
         str | None,
         typer.Option("--state", help="JSON instead of the agent's own state; @FILE or - reads it."),
     ] = None,
-    agent_version: Annotated[
-        str | None,
-        typer.Option("--agent-version", help="With another version.", show_default=False),
-    ] = None,
-    reason: Annotated[
-        str | None, typer.Option("--reason", help="Why; kept in the log.", show_default=False)
-    ] = None,
+    agent_version: OtherVersion = None,
+    reason: Reason = None,
     db: Db = None,
     json: Json = False,
 ) -> None:

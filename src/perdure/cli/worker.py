@@ -49,7 +49,7 @@ def worker(
         raise typer.Exit(exit_of_signal(asked.number))
     # A thread that is stuck in a tool can only be ended with its process.
     command = [sys.executable, "-m", "perdure.cli.main", *sys.argv[1:]]
-    os.execv(sys.executable, command)  # noqa: S606
+    os.execv(sys.executable, command)  # noqa: S606  # no shell is wanted
 
 
 async def _work(settings: Settings, *, json: bool) -> StopSignal:

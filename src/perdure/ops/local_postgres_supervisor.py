@@ -86,7 +86,7 @@ def succeeds(command: Sequence[str], identity: Identity) -> bool:
 
 def make_folder(identity: Identity) -> Path:
     """Make a folder that the server's user reaches and whose socket paths are short enough."""
-    for parent in dict.fromkeys((tempfile.gettempdir(), "/tmp", "/var/tmp")):  # noqa: S108
+    for parent in dict.fromkeys((tempfile.gettempdir(), "/tmp", "/var/tmp")):  # noqa: S108  # a private folder is made below it
         if len(os.fsencode(parent)) > SOCKET_PATH_BYTES_MAX // 2:
             continue
         if not succeeds(["/bin/sh", "-c", 'cd "$1"', "sh", parent], identity):

@@ -172,7 +172,7 @@ async def requeue_expired(
         try:
             before = hot_of(row)
         except Unreadable as error:
-            log.error("the lease of %s stays: %s", row["run_id"], error)  # noqa: TRY400
+            log.error("the lease of %s stays: %s", row["run_id"], error)  # noqa: TRY400  # expected: no trace
             continue
         lost.append((row["run_id"].hex, before))
         exhausted = rules.is_exhausted(before, row["max_attempts"])

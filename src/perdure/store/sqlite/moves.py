@@ -239,7 +239,7 @@ def requeue_expired(tx: Transaction, limit: int) -> list[Requeued]:
         try:
             taken.append(_take_away(tx, run))
         except Unreadable as error:
-            log.error("the lease of run_%s stays: %s", run.hex(), error)  # noqa: TRY400
+            log.error("the lease of run_%s stays: %s", run.hex(), error)  # noqa: TRY400  # expected: no trace
     return taken
 
 

@@ -41,35 +41,35 @@ _PARTS = (
 pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in _PARTS))
 
 # the modules come after their registration, or their asserts would tell nothing
-from perdure.testing.conformance.cancels import CancelContract, LateContract  # noqa: E402
-from perdure.testing.conformance.claims import ClaimContract  # noqa: E402
-from perdure.testing.conformance.fences import BatchContract, FenceContract  # noqa: E402
-from perdure.testing.conformance.inserts import (  # noqa: E402
+from perdure.testing.conformance.cancels import CancelContract, LateContract
+from perdure.testing.conformance.claims import ClaimContract
+from perdure.testing.conformance.fences import BatchContract, FenceContract
+from perdure.testing.conformance.inserts import (
     IdempotencyContract,
     InsertContract,
     ThreadContract,
 )
-from perdure.testing.conformance.keys import RequestKeyContract  # noqa: E402
-from perdure.testing.conformance.leases import LeaseContract, QuarantineContract  # noqa: E402
-from perdure.testing.conformance.races import RaceContract  # noqa: E402
-from perdure.testing.conformance.readers import (  # noqa: E402
+from perdure.testing.conformance.keys import RequestKeyContract
+from perdure.testing.conformance.leases import LeaseContract, QuarantineContract
+from perdure.testing.conformance.races import RaceContract
+from perdure.testing.conformance.readers import (
     BacklogContract,
     ReaderContract,
     RegistryContract,
 )
-from perdure.testing.conformance.refusals import RefusalContract  # noqa: E402
-from perdure.testing.conformance.retention import RetentionContract  # noqa: E402
-from perdure.testing.conformance.rows import RowContract  # noqa: E402
-from perdure.testing.conformance.texts import TextContract  # noqa: E402
-from perdure.testing.conformance.threads import BranchContract  # noqa: E402
-from perdure.testing.conformance.timers import TimerContract  # noqa: E402
-from perdure.testing.conformance.topics import SubscriptionContract  # noqa: E402
-from perdure.testing.conformance.trees import (  # noqa: E402
+from perdure.testing.conformance.refusals import RefusalContract
+from perdure.testing.conformance.retention import RetentionContract
+from perdure.testing.conformance.rows import RowContract
+from perdure.testing.conformance.texts import TextContract
+from perdure.testing.conformance.threads import BranchContract
+from perdure.testing.conformance.timers import TimerContract
+from perdure.testing.conformance.topics import SubscriptionContract
+from perdure.testing.conformance.trees import (
     HandoffContract,
     TreeCancelContract,
     TreeContract,
 )
-from perdure.testing.conformance.writes import CommitContract  # noqa: E402
+from perdure.testing.conformance.writes import CommitContract
 
 __all__ = [
     "BacklogContract",
