@@ -180,6 +180,7 @@ def engine_settings(settings: Settings) -> EngineSettings:
         compensation_deadline_s=worker.compensation_deadline_s,
         depth_max=settings.children.depth_max,
         children_max=settings.children.open_max,
+        detached_max=settings.children.detached_max,
     )
 
 
@@ -235,6 +236,7 @@ async def open_worker(
     )
     async with runner as tools:
         catalog.attach(tools.user_code)
+        core.metrics.engine.slots_lost.set_function(lambda: tools.lost_slots)
         yield Worker(
             core=core,
             catalog=catalog,

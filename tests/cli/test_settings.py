@@ -77,6 +77,25 @@ def test_passwords_are_not_shown(perdure: Program) -> None:
     assert "secret" not in shown.out
 
 
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql://me:sec@ret@host/db", "postgresql://me:***@host/db"),
+        ("postgresql://me:sec/ret@host/db", "postgresql://me:***@host/db"),
+        ("postgresql://me:sec?ret@host:5432/db", "postgresql://me:***@host:5432/db"),
+        (
+            "postgresql://me@host/db?a=1&sslpassword=secret&PassWord=x@y&b=2",
+            "postgresql://me@host/db?a=1&sslpassword=***&PassWord=***&b=2",
+        ),
+        ("postgresql://host:5432/db?a=1", "postgresql://host:5432/db?a=1"),
+        ("sqlite:////tmp/a:b/perdure.db", "sqlite:////tmp/a:b/perdure.db"),
+    ],
+)
+def test_no_part_of_a_password_is_shown_however_it_is_written(url: str, shown: str) -> None:
+    """R-21.2: a raw @, / or ? in it, and every parameter that has to do with one."""
+    assert masked_url(url) == shown
+
+
 def test_defaults_made_directly_ignore_the_environment(perdure: Program) -> None:
     perdure.patch.setenv("PERDURE_SERVER__PORT", "3333")
     assert Settings().server.port == 8733

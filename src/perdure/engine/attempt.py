@@ -9,6 +9,7 @@ answer is lost, the same commit is sent again and the store knows it. An executi
 begun (its row is durable) and has no result is clarified by R-5.7, never silently run again.
 """
 
+import logging
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -34,16 +35,16 @@ from perdure.engine.lease import Lease, LeaseGone, Stop
 from perdure.engine.limits import before_planning
 from perdure.engine.load import Damaged, catch_up, load_view
 from perdure.engine.planning import Judge, draft_decision, draft_inherited, draft_model_uses
-from perdure.engine.ports import HostedAgent, Planner, PlannerFailure, PlannerSession
+from perdure.engine.ports import AuthorError, HostedAgent, Planner, PlannerFailure, PlannerSession
 from perdure.engine.replies import Replies
 from perdure.engine.sessions import session_of
 from perdure.engine.steps import fail, rejection, settle
 from perdure.engine.topics import find_subscribers, publishes
 from perdure.engine.tree import close_unheld, tell_parent
-from perdure.engine.values import describe
+from perdure.engine.values import describe, short
 from perdure.engine.view import RunView
 from perdure.protocol.decisions import Decision, UpdatePlan
-from perdure.protocol.errors import PerdureError, StoreFull, Unavailable
+from perdure.protocol.errors import PerdureError, StoreFull, TooLarge, Unavailable
 from perdure.protocol.events import RetryEvent, TimeoutEvent
 from perdure.protocol.failures import Failure, FailureCode, Stage
 from perdure.protocol.policies import RetryPolicy
@@ -65,6 +66,8 @@ from perdure.store.commits import (
 )
 
 ATTEMPT_RETRY = RetryPolicy(attempts_max=20, backoff_s=1.0, backoff_max_s=60.0)
+log = logging.getLogger(__name__)
+
 RESEND_S = 0.2
 CLOSE_TIMEOUT_S = 10.0
 LOOKUPS_TIMEOUT_S = 4.0
@@ -248,7 +251,7 @@ class Attempt:
         if self.view.facts.options.stream:
             decision = await self._decide_aloud(planner, context)
         else:
-            decision = await planner.next_step(context)
+            decision = await _ask(planner, context)
         self._decision = (step, decision)
         return decision
 
@@ -263,7 +266,7 @@ class Attempt:
         async with anyio.create_task_group() as group:
             group.start_soon(replies.keep_durable, self._write_replies)
             try:
-                decision = await planner.next_step(context)
+                decision = await _ask(planner, context)
             except PlannerFailure as error:
                 failure = error  # raised outside of the group, which would wrap it
             finally:
@@ -443,17 +446,30 @@ class Attempt:
             self.view = await self._loaded()
             await self._draft_failed_attempt(error)
 
+    def _told(self, error: Exception) -> str:
+        """Return what callers are told of an error: all of the author's code's, of ours its type.
+
+        The text of another error may hold what is none of theirs, as the address of a database;
+        it stands in the log, under the id that they are told.
+        """
+        if isinstance(error, AuthorError | CannotStore | TooLarge):
+            return short(str(error))
+        log_id = self.core.ids.new("log")
+        run_id = self.view.facts.run_id
+        log.error("%s: an attempt of %s failed", log_id, run_id, exc_info=error)
+        return f"{type(error).__name__} in the runtime; its log tells more under {log_id}"
+
     async def _draft_failed_attempt(self, error: Exception) -> None:
         view = self.view
         view.faults += 1
-        reason = describe(error)
+        reason = self._told(error)
         failure = Failure(code=FailureCode.INTERNAL, reason=reason, stage=Stage.RUNTIME)
         draft = self.draft()
         known = {item.call.tool_call_id: item.outcome for item in self.effects.unrecorded}
         if view.snapshot.cancel_epoch > 0:
             await self._close(CANCELLED)
             return
-        if isinstance(error, CannotStore):
+        if isinstance(error, CannotStore | TooLarge):
             fail(draft, failure)
         elif view.faults >= view.facts.options.faults_max:
             if view.faults > 1:
@@ -475,5 +491,19 @@ class Attempt:
             )
             draft.release(AttemptEnd.ERROR, ParkedOn.RETRY)
             draft.ready_in_s = delay_s
-        if await self.commit(draft) and draft.is_closing and not isinstance(error, CannotStore):
+        if (
+            await self.commit(draft)
+            and draft.is_closing
+            and not isinstance(error, CannotStore | TooLarge)
+        ):
             self.effects.unrecorded.clear()
+
+
+async def _ask(planner: Planner | PlannerSession, context: PlannerContext) -> Decision:
+    """Return the planner's decision; what its code raises is told as the author's."""
+    try:
+        return await planner.next_step(context)
+    except (PlannerFailure, AuthorError, PerdureError, LeaseGone):
+        raise
+    except Exception as error:
+        raise AuthorError(describe(error)) from error

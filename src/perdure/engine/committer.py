@@ -86,6 +86,7 @@ class Committer:
         if self._stopped:
             raise LeaseGone
         waiting = _Waiting(commit, asyncio.get_running_loop().create_future())
+        sent_s = self._core.clock.monotonic()
         self._queue.append(waiting)
         self._bell.set()
         try:
@@ -94,6 +95,9 @@ class Committer:
             with anyio.CancelScope(shield=True):
                 return await waiting.answer_again()  # noqa: ASYNC104  # delivered again later
             raise
+        finally:
+            took_s = self._core.clock.monotonic() - sent_s
+            self._core.metrics.engine.commit_seconds.observe(took_s)
 
     async def run(self) -> None:
         """Write batches until cancelled; whoever still waits then is told so."""

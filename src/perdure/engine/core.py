@@ -38,6 +38,7 @@ class EngineSettings:
     compensation_deadline_s: float = 900.0
     depth_max: int = 5
     children_max: int = 128
+    detached_max: int = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

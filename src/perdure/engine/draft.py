@@ -14,6 +14,7 @@ from perdure.engine.fold import snapshot_digest
 from perdure.engine.ports import Ids
 from perdure.engine.values import Kept, keep
 from perdure.engine.view import RunView
+from perdure.protocol.errors import TooLarge
 from perdure.protocol.events import EventData, NewEvent, StateEvent, StepEvent
 from perdure.protocol.failures import Failure
 from perdure.protocol.ids import COMMIT
@@ -29,6 +30,7 @@ from perdure.protocol.states import (
     Transition,
     next_state,
 )
+from perdure.protocol.values import EVENT_DATA_BYTES_MAX
 from perdure.store.commits import (
     CallUpdate,
     Commit,
@@ -97,10 +99,20 @@ class Draft:
         self._step_first = None
 
     def add(self, data: EventData) -> int:
-        """Add an event, apply it to the view, and return its seq."""
+        """Add an event, apply it to the view, and return its seq.
+
+        Raises TooLarge for one whose data is over the limit (decision 37); the parts that may be
+        large are kept as blobs. Not so for a `state` event: the end of a run tells all it has left,
+        which is bounded in number, and is never refused.
+        """
         snapshot = self.view.snapshot
         seq = snapshot.last_seq + 1
-        self.events.append(NewEvent(data=data, step_index=snapshot.step_index))
+        event = NewEvent(data=data, step_index=snapshot.step_index)
+        if len(event.encoded()) > EVENT_DATA_BYTES_MAX and not isinstance(data, StateEvent):
+            raise TooLarge(
+                f"the data of a {data.type} event has at most {EVENT_DATA_BYTES_MAX} bytes"
+            )
+        self.events.append(event)
         self.view.apply(seq, data)
         return seq
 

@@ -154,6 +154,8 @@ class RunSnapshot:
     inherited: dict[str, OpenCall] = field(default_factory=dict[str, OpenCall])
     open_children: dict[str, OpenChild] = field(default_factory=dict[str, OpenChild])
     children_use: ChildUse | None = None
+    detached_children: int = 0
+    """How many detached children the run has started; those of an origin do not count."""
     participants: dict[str, str] = field(default_factory=dict[str, str])
     """The thread of each participant, by name."""
     agent: tuple[str, str] | None = None
@@ -468,6 +470,7 @@ def _fold_spawned(snapshot: RunSnapshot, data: ChildEvent) -> None:
         snapshot.participants[data.participant] = data.thread_id
         _chain(snapshot, "participant", data.participant, data.thread_id)
     if data.detached:
+        snapshot.detached_children += 1
         snapshot.children_use = add_use(snapshot.children_use, data.use)
         return
     snapshot.open_children[data.child_run_id or ""] = OpenChild(

@@ -1,5 +1,7 @@
 """The end of a run that was written in a form this release cannot carry on (R-20.1)."""
 
+import anyio
+
 from perdure.engine.closing import CANCELLED, close_run, end_transition
 from perdure.engine.committer import announce
 from perdure.engine.continuing import carry_on, stop_continuing
@@ -12,7 +14,9 @@ from perdure.engine.values import short
 from perdure.protocol.agents import AgentCard
 from perdure.protocol.failures import Failure, FailureCode, Stage
 from perdure.protocol.schema import Incompatible
-from perdure.store.commits import Behind, CancelRequested, Committed
+from perdure.store.commits import Behind, Busy, CancelRequested, Committed
+
+PAUSE_S = 0.05
 
 
 class VersionGone(Incompatible):
@@ -62,7 +66,7 @@ async def end_incompatible(core: Core, lease: Lease, error: Incompatible) -> Non
                 if row.hot.cancel_epoch > 0 and continued_by is not None:
                     await stop_continuing(core, row, continued_by)
                 return
-            case Behind() | CancelRequested():
-                continue
+            case Behind() | CancelRequested() | Busy():
+                await anyio.sleep(PAUSE_S * (1 + core.chance.random()))
             case _:
                 raise LeaseGone

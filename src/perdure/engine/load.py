@@ -35,6 +35,7 @@ async def load_claimed(core: Core, claimed: Claimed, worker_id: str) -> RunView:
     A run that nobody has worked on holds two events that are known without reading them.
     """
     row = claimed.row
+    check_version(row.facts.schema_version)
     first_time = row.hot.attempt == 1 and row.hot.last_seq == 2
     if first_time and row.facts.input.ref is None and row.facts.origin_run_id is None:
         view = view_of(row, row.facts.input.inline)

@@ -51,6 +51,10 @@ class Chance(Protocol):
         ...
 
 
+class AuthorError(Exception):
+    """An error of the author's code, in words that callers may read: they are its author's."""
+
+
 class PlannerFailure(Exception):
     """The planner could not decide, for a reason the engine's recovery table knows.
 

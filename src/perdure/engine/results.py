@@ -32,6 +32,9 @@ from perdure.store.commits import (
 
 ResultSource = Literal["tool", "lookup", "person", "runtime", "policy", "callback", "child"]
 
+UNKNOWN_TOOL = "unknown"
+"""How tools that nobody registered are counted."""
+
 
 def runtime_result(status: ToolCallStatus, code: FailureCode, reason: str) -> ToolOutcome:
     """Return an outcome that the runtime itself states."""
@@ -80,7 +83,8 @@ def add_result(draft: Draft, call: OpenCall, outcome: ToolOutcome, *, by: Result
             by=by,
         )
     )
-    draft.ended_calls.append((call.tool, result.status))
+    known = call.version is not None  # a name that a model made up makes no series of its own
+    draft.ended_calls.append((call.tool if known else UNKNOWN_TOOL, result.status))
     draft.call_updates.append(
         CallUpdate(
             tool_call_id=call.tool_call_id,

@@ -97,10 +97,12 @@ async def _add_questions(core: Core, view: RunView) -> None:
 async def _add_children(core: Core, view: RunView) -> None:
     """Add children that are unfinished, or whose report has not been taken."""
     run_id = view.facts.run_id
-    where = RunFilter(parent_run_id=run_id, unfinished=True)
-    rows = await core.reader.list_runs(None, where, after=None, limit=PAGE)
+    where, after = RunFilter(parent_run_id=run_id, unfinished=True), None
+    open_ids: list[str] = []
+    while rows := await core.reader.list_runs(None, where, after=after, limit=PAGE):
+        open_ids += [row.facts.run_id for row in rows if not row.facts.detached]
+        after = rows[-1].facts.run_id
     timers = await core.reader.timers_of(run_id)
-    open_ids = [row.facts.run_id for row in rows if not row.facts.detached]
     open_ids += [timer.ref for timer in timers if timer.kind is TimerKind.CHILD and timer.ref]
     for child in open_ids:
         view.snapshot.open_children[child] = OpenChild(

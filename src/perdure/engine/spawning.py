@@ -170,7 +170,7 @@ def _start(
     if card is None:
         return _unknown_agent(request.agent_id)
     wish = clean(request.input)
-    failure = _refusal(draft, card, wish, settings)
+    failure = _refusal(draft, card, wish, settings, detach=request.detach)
     if failure is not None:
         return failure
     budget = share_for_child(view, request.budget, place.among)
@@ -210,13 +210,16 @@ def _unknown_agent(agent_id: str) -> Failure:
 
 
 def _refusal(
-    draft: Draft, card: AgentCard, wish: JsonValue, settings: EngineSettings
+    draft: Draft, card: AgentCard, wish: JsonValue, settings: EngineSettings, *, detach: bool
 ) -> Failure | None:
     view = draft.view
-    limits = (
+    limits = [
         ("depth", view.facts.depth, settings.depth_max),
         ("children", len(view.snapshot.open_children), settings.children_max),
-    )
+    ]
+    if detach:
+        started = view.snapshot.detached_children
+        limits.append(("detached_children", started, settings.detached_max))
     for name, used, limit in limits:
         if used >= limit:
             return Failure(

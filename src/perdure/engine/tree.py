@@ -396,10 +396,12 @@ async def _cancel_children(core: Core, view: RunView, failure: Failure) -> None:
 
 async def _orphan_below(core: Core, run_id: str, tools: ToolRunner | None) -> None:
     """End every unfinished child, the deepest first."""
-    where = RunFilter(parent_run_id=run_id, unfinished=True)
-    for row in await core.reader.list_runs(None, where, after=None, limit=CHILDREN_PAGE):
-        if not row.facts.detached:
-            await _orphan(core, row.facts.run_id, tools)
+    where, after = RunFilter(parent_run_id=run_id, unfinished=True), None
+    while page := await core.reader.list_runs(None, where, after=after, limit=CHILDREN_PAGE):
+        for row in page:
+            if not row.facts.detached:
+                await _orphan(core, row.facts.run_id, tools)
+        after = page[-1].facts.run_id
 
 
 async def _orphan(core: Core, run_id: str, tools: ToolRunner | None) -> None:

@@ -28,8 +28,7 @@ DB_URL_DEFAULT = "sqlite:///.perdure/perdure.db"
 
 _SQLITE = "sqlite:///"
 _POSTGRES = ("postgresql://", "postgres://")
-_PASSWORD = re.compile(r"(?<=://)([^/@:]*):[^/@]*(?=@)")
-_PASSWORD_PARAMETER = re.compile(r"(?<=[?&]password=)[^&]*")
+_PASSWORD_PARAMETER = re.compile(r"([^&=]*(?:password|passwd|secret)[^&=]*=)[^&]*", re.IGNORECASE)
 
 
 def _split(value: object) -> object:
@@ -210,6 +209,12 @@ class ChildrenSettings(_Section):
     open_max: int = Field(
         default=128, ge=1, le=10_000, description="unfinished child runs of one run at once"
     )
+    detached_max: int = Field(
+        default=1000,
+        ge=0,
+        le=1_000_000,
+        description="detached child runs that one run may start in all",
+    )
     cancel_deadline_s: float = Field(
         default=60.0,
         gt=0,
@@ -315,8 +320,17 @@ def flattened(settings: Settings) -> dict[str, object]:
 
 
 def masked_url(url: str) -> str:
-    """Return a database URL without its password."""
-    return _PASSWORD_PARAMETER.sub("***", _PASSWORD.sub(r"\1:***", url))
+    """Return a database URL without its passwords: all from `user:` to the last @, and the value of
+    every parameter whose name has to do with a password.
+    """
+    scheme, separator, rest = url.partition("://")
+    netloc = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    access, at, _ = (netloc if "@" in netloc else rest).rpartition("@")
+    if at:
+        user, colon, _ = access.partition(":")
+        rest = (f"{user}:***" if colon else user) + rest[len(access) :]
+    place, mark, query = rest.partition("?")
+    return scheme + separator + place + mark + _PASSWORD_PARAMETER.sub(r"\1***", query)
 
 
 def _shown(value: object) -> object:

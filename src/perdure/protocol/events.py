@@ -6,7 +6,7 @@ starts at 1, has no gaps, and was assigned in the transaction of the fact it rep
 Readers accept types they do not know as `Unknown`, so that an older release passes them through.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from typing import Annotated, Literal
@@ -560,12 +560,15 @@ class NewEvent:
 
     data: EventData
     step_index: int
+    _encoded: bytes | None = field(default=None, init=False, repr=False, compare=False)
 
     def encoded(self) -> bytes:
         """Return the stored JSON of `data`, without its type and without absent fields."""
-        return self.data.__pydantic_serializer__.to_json(
-            self.data, exclude=_NOT_STORED, exclude_defaults=True
-        )
+        if self._encoded is None:
+            self._encoded = self.data.__pydantic_serializer__.to_json(
+                self.data, exclude=_NOT_STORED, exclude_defaults=True
+            )
+        return self._encoded
 
 
 @dataclass(frozen=True, kw_only=True)

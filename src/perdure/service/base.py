@@ -6,12 +6,14 @@ from typing import Generic, TypeVar
 from perdure.engine.core import Core
 from perdure.protocol.errors import Invalid, Malformed, NotFound
 from perdure.protocol.ids import RUN, is_id, parse_checkpoint_id
+from perdure.protocol.records import InterruptRow
 from perdure.protocol.runs import RunRow
 from perdure.service.principal import Principal
-from perdure.store.ports import Backlog, Reader
+from perdure.store.ports import Backlog, InterruptFilter, Reader
 
 PAGE_LIMIT_DEFAULT = 50
 PAGE_LIMIT_MAX = 200
+_INTERRUPTS_PAGE = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +54,20 @@ class Slice(Generic[ItemT]):
 def cut(found: list[ItemT], limit: int) -> tuple[list[ItemT], bool]:
     """Return at most `limit` of what was found with `limit` + 1, and whether there is more."""
     return found[:limit], len(found) > limit
+
+
+async def interrupts_of(service: Service, tenant_id: str, run_id: str) -> list[InterruptRow]:
+    """Return all interrupts of a run, oldest first."""
+    where, after = InterruptFilter(run_id=run_id), None
+    found: list[InterruptRow] = []
+    while page := await service.reader.list_interrupts(
+        tenant_id, where, after=after, limit=_INTERRUPTS_PAGE
+    ):
+        found += page
+        if len(page) < _INTERRUPTS_PAGE:
+            break
+        after = page[-1].interrupt_id
+    return found
 
 
 async def own_run(service: Service, principal: Principal, run_id: str) -> RunRow:

@@ -7,7 +7,7 @@ seq, so every reader at any time gets the same event.
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pydantic import JsonValue
 
@@ -20,16 +20,12 @@ from perdure.protocol.event_views import DeltaData, EventView, LiveDelta
 from perdure.protocol.events import DamagedEvent, DeltaEvent, RecordedEvent, StateEvent, Unknown
 from perdure.protocol.failures import FailureCode
 from perdure.protocol.ids import EVENT, RUN, event_id, span_id
-from perdure.protocol.records import InterruptRow
 from perdure.protocol.runs import RunRow
 from perdure.protocol.states import TERMINAL, CancelAction, InterruptKind, RunState, RunStatus
-from perdure.service.base import Service, own_run
+from perdure.service.base import Service, interrupts_of, own_run
 from perdure.service.principal import Principal
 from perdure.service.runs import view_of
 from perdure.service.views import Snapshot
-from perdure.store.ports import InterruptFilter
-
-_INTERRUPTS_MAX = 200
 
 _LINE_ENDS = (
     (b"\xe2\x80\xa8", b"\\u2028"),
@@ -77,7 +73,6 @@ class Projector:
 
     service: Service
     row: RunRow
-    interrupts: list[InterruptRow] | None = field(default=None)
 
     async def encode(self, event: RecordedEvent) -> EncodedEvent:
         """Return an event of the log."""
@@ -156,7 +151,7 @@ class Projector:
             return RunStatus.TIMED_OUT
         if code is not FailureCode.RUN_CANCELLED:
             return RunStatus.FAILED
-        if self.row.hot.cancel_action is None:
+        if self.row.hot.state not in TERMINAL:  # a stronger cancel may have come since
             facts = self.row.facts
             fresh = await self.service.reader.find_run(facts.tenant_id, facts.run_id)
             self.row = fresh or self.row
@@ -165,12 +160,7 @@ class Projector:
 
     async def _asks_for_authorisation(self, seq: int) -> bool:
         facts = self.row.facts
-        found = await self.service.reader.list_interrupts(
-            facts.tenant_id,
-            InterruptFilter(run_id=facts.run_id),
-            after=None,
-            limit=_INTERRUPTS_MAX,
-        )
+        found = await interrupts_of(self.service, facts.tenant_id, facts.run_id)
         return any(
             row.kind is InterruptKind.AUTH
             and row.opened_seq <= seq

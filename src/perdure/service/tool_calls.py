@@ -23,13 +23,11 @@ from perdure.protocol.ids import TOOL_CALL, step_id
 from perdure.protocol.records import ExecutionRow, InterruptRow, LateRow, ToolCallRow
 from perdure.protocol.states import ToolCallStatus
 from perdure.protocol.tools import ToolResult
-from perdure.service.base import Service, Slice, cut, known, own_run
+from perdure.service.base import Service, Slice, cut, interrupts_of, known, own_run
 from perdure.service.principal import Principal
 from perdure.service.values import events_at, full
 from perdure.service.views import ExecutionView, LateView, ToolCallView
-from perdure.store.ports import InterruptFilter
 
-_INTERRUPTS_MAX = 200
 ERROR_DETAILS_BYTES_MAX = 8 * 1024
 
 DataT = TypeVar("DataT")
@@ -204,9 +202,7 @@ async def _edits(
     """Return the approvals that edited arguments, by tool call."""
     if all(row.effective_digest == row.args_digest for row in rows):
         return {}
-    found = await service.reader.list_interrupts(
-        principal.tenant_id, InterruptFilter(run_id=run_id), after=None, limit=_INTERRUPTS_MAX
-    )
+    found = await interrupts_of(service, principal.tenant_id, run_id)
     return {row.tool_call_id: row for row in found if row.tool_call_id and row.answer == "edit"}
 
 

@@ -15,7 +15,7 @@ import anyio
 from pydantic import TypeAdapter, ValidationError
 
 from perdure.engine.context import OpenMessage, PlannerContext
-from perdure.engine.ports import PlannerFailure
+from perdure.engine.ports import AuthorError, PlannerFailure
 from perdure.engine.values import describe
 from perdure.protocol.decisions import Decision
 from perdure.protocol.failures import Failure, FailureCode, Stage
@@ -37,7 +37,7 @@ class UserPlanner(Protocol):
         ...
 
 
-class PlannerBroken(Exception):
+class PlannerBroken(AuthorError):
     """The planner's code raised, or returned what is no decision. A fault of the agent's code."""
 
 
