@@ -20,7 +20,7 @@ from perdure.protocol.base import Model
 from perdure.protocol.errors import Unavailable
 from perdure.protocol.events import ResultEvent, StateEvent
 from perdure.protocol.messages import Role
-from perdure.protocol.records import MessageRow, ThreadRow
+from perdure.protocol.records import MessageRow, ThreadBase, ThreadRow
 from perdure.protocol.runs import RunHot
 from perdure.protocol.states import TERMINAL, Transition
 from perdure.protocol.topics import SubscriptionRow
@@ -236,9 +236,25 @@ class FaultyStore:
         """See the port."""
         return await self._inner.expire_blobs(older_than_s, limit)
 
-    async def create_thread(self, row: ThreadRow, key: RequestKey | None = None) -> Replayed | None:
+    async def create_thread(
+        self, row: ThreadRow, key: RequestKey | None = None, base: ThreadBase | None = None
+    ) -> Replayed | None:
         """See the port."""
-        return await self._inner.create_thread(row, key)
+        return await self._inner.create_thread(row, key, base)
+
+    async def adopt_branch(
+        self, tenant_id: str, thread_id: str, branch_id: str, author: str
+    ) -> ThreadBase:
+        """See the port."""
+        return await self._inner.adopt_branch(tenant_id, thread_id, branch_id, author)
+
+    async def delete_thread(self, tenant_id: str, thread_id: str) -> bool:
+        """See the port."""
+        return await self._inner.delete_thread(tenant_id, thread_id)
+
+    async def expire_deleted(self, thread_id: str | None, limit: int) -> int:
+        """See the port."""
+        return await self._inner.expire_deleted(thread_id, limit)
 
     async def append_message(
         self,
