@@ -65,7 +65,8 @@ async def test_a_planner_that_raises_ends_as_failed_with_a_code(world: World) ->
 
 async def test_a_body_that_is_missing_is_asked_for(world: World) -> None:
     """Nothing is cancelled by a request that says nothing."""
-    run = await world.start("asker", wait=5)
+    run = await world.start("asker")
+    await world.until(run["run_id"], "waiting_human")
     answer = await world.http.post("/v1/runs/cancel")
     problem = answer.json()
     assert (answer.status_code, problem["code"]) == (422, "invalid")
