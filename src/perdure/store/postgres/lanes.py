@@ -118,7 +118,7 @@ class Lane:
     def __init__(self, dsn: str, *, shared: bool = False) -> None:
         self._dsn = dsn
         self._shared = shared
-        self._lock = anyio.Lock()
+        self._lock = anyio.Lock(fast_acquire=True)
         self._connection: Connection | None = None
 
     async def run(self, work: Work[Result], *, patience_s: float | None = None) -> Result:
