@@ -94,6 +94,22 @@ async def test_a_statement_that_fails_for_one_run_fails_for_no_other(postgres_ow
     assert [type(result) for result in results] == [Busy, Committed]
 
 
+async def test_a_timer_of_an_unknown_kind_keeps_no_other_from_being_acted_upon(
+    postgres_dsn: str,
+) -> None:
+    """R-20.4: it is left to the release that knows it, however long it is due."""
+    async with PostgresDatabase(postgres_dsn) as database:
+        new = make.new_run(run_s=0.000001)
+        await database.store.insert_run(new)
+        await run_sql(
+            postgres_dsn,
+            "INSERT INTO timers (run_id, ref, due_at, kind)"
+            " SELECT run_id, run_id, '-infinity', 'newer' FROM runs",
+        )
+        due = await database.reader.due_timers(1)
+    assert [(timer.run_id, timer.kind) for timer in due] == [(new.run_id, "deadline")]
+
+
 class _FailsFor:
     """A store with a bug that one run's commits meet."""
 

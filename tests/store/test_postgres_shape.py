@@ -19,31 +19,68 @@ from perdure.testing import builders as make
 
 pytestmark = pytest.mark.timeout(60)
 
-HOT_STATEMENTS = (
-    "claim_candidates",
-    "lock_ready_runs",
-    "take_runs",
-    "renew_leases",
-    "expired_leases",
-    "insert_run",
-    "find_run",
-    "events_after",
-    "due_timers",
-    "list_runs",
-    "list_thread_runs",
-    "list_steps",
-    "list_tool_calls",
-    "open_executions",
-    "list_checkpoints",
-    "list_messages",
-)
+HOT_STATEMENTS = [
+    ("claim_candidates", "ready_in_order", "(priority = l_1.priority) AND (available_at <="),
+    ("lock_ready_runs", "run_state_pkey", "run_id ="),
+    ("lock_ready_runs", "attempts_pkey", "(run_id = s.run_id) AND (attempt = s.attempt)"),
+    ("lock_free_runs", "run_state_pkey", "run_id ="),
+    ("take_runs", "ready_pkey", "run_id ="),
+    ("renew_leases", "run_state_held", "lease_owner ="),
+    ("leases_of", "run_state_held", "lease_owner ="),
+    ("expired_leases", "run_state_held", "lease_owner IS NOT NULL"),
+    ("find_run", "runs_pkey", "run_id ="),
+    ("find_idempotent_run", "runs_by_key", "(agent_id = $3) AND (idempotency_key = $4)"),
+    ("events_after", "events_pkey", "(run_id = $1) AND (seq > $2)"),
+    ("due_timers", "timers_by_due", "due_at <="),
+    ("list_runs", "runs_by_tenant", "(tenant_id = $2) AND (run_id <"),
+    ("list_all_runs", "runs_pkey", "run_id <"),
+    ("list_unfinished_runs", "run_state_unfinished", ""),
+    ("list_thread_runs", "runs_by_thread", "thread_id ="),
+    ("list_child_runs", "runs_by_parent", "(parent_run_id = $6) AND (run_id <"),
+    ("list_tree_runs", "runs_by_root", "(root_run_id = $3) AND (run_id <"),
+    ("thread_runs", "messages_pkey", '(thread_id = $1) AND ("position" > $2)'),
+    ("list_steps", "steps_pkey", "(run_id = $1) AND (step_index > $2)"),
+    ("list_tool_calls", "tool_calls_by_run", "ROW(step_index, ordinal) > ROW($2, $3)"),
+    ("open_executions", "tool_calls_by_run", "run_id ="),
+    ("list_checkpoints", "checkpoints_pkey", "(run_id = $1) AND (seq <"),
+    ("list_messages", "messages_pkey", '("position" > $2) AND ("position" <='),
+    ("list_interrupts", "interrupts_by_tenant", "(tenant_id = $1) AND (interrupt_id >"),
+    ("list_pending_interrupts", "interrupts_pending", "(tenant_id = $1) AND (interrupt_id >"),
+    ("list_run_interrupts", "interrupts_by_run", "(run_id = $3) AND (interrupt_id >"),
+    ("list_artifacts", "artifacts_by_tenant", "(tenant_id = $1) AND (artifact_id >"),
+    ("list_run_artifacts", "artifacts_by_run", "(run_id = $3) AND (artifact_id >"),
+    ("list_thread_artifacts", "artifacts_by_thread", "(thread_id = $3) AND (artifact_id >"),
+    ("list_threads", "threads_by_tenant", "(tenant_id = $1) AND (thread_id <"),
+]
+"""A statement, an index it reads by, and what of its conditions the index answers itself."""
+
 PARTS = set(re.findall(r"/\*\[(\w+)\]\*/", SQL["commit_batch"]))
 STEPS = 10
 
 
-@pytest.mark.parametrize("name", HOT_STATEMENTS)
-async def test_a_hot_statement_reads_by_index(postgres_dsn: str, name: str) -> None:
-    await _check_plan(postgres_dsn, SQL[name])
+async def test_the_hot_statements_find_their_rows_by_an_index(postgres_dsn: str) -> None:
+    """Also before anything is known of how many rows there are (sequential scans are off)."""
+    connection = await asyncpg.connect(postgres_dsn, server_settings=SETTINGS)
+    try:
+        for name, index, condition in HOT_STATEMENTS:
+            plan = await _plan_of(connection, SQL[name])
+            assert "Seq Scan" not in plan, plan
+            assert _reads_by(plan, index, condition), f"{name} by {index} {condition}:\n{plan}"
+    finally:
+        await connection.close()
+
+
+def test_an_index_that_is_only_filtered_is_no_index() -> None:
+    """What the test above would not see: the whole index is read, row by row."""
+    plan = "->  Index Scan using runs_pkey on runs r\n      Filter: (tenant_id = $2)"
+    assert not _reads_by(plan, "runs_pkey", "tenant_id = $2")
+    assert _reads_by(plan.replace("Filter", "Index Cond"), "runs_pkey", "tenant_id = $2")
+
+
+def _reads_by(plan: str, index: str, condition: str) -> bool:
+    scan = rf"Index (Only )?Scan (Backward )?using {index} on [^\n]*\n"
+    known = rf"\s*Index Cond: [^\n]*{re.escape(condition)}" if condition else ""
+    return re.search(scan + known, plan) is not None
 
 
 @pytest.mark.parametrize(
@@ -57,16 +94,22 @@ async def test_a_commit_reads_by_index_whatever_it_holds(
 
 
 async def _check_plan(dsn: str, statement: str) -> None:
-    count = len(set(re.findall(r"\$(\d+)", statement)))
     connection = await asyncpg.connect(dsn, server_settings=SETTINGS)
     try:
-        await connection.execute(f"PREPARE hot AS {statement}")
-        nulls = ", ".join(["NULL"] * count)
-        rows = await connection.fetch(f"EXPLAIN EXECUTE hot({nulls})")
+        plan = await _plan_of(connection, statement)
     finally:
         await connection.close()
-    plan = "\n".join(row[0] for row in rows)
     assert "Seq Scan" not in plan, plan
+    scans = re.findall(r"Scan[^\n]* using (\w+) on (\w+)[^\n]*\n\s*(\w[^\n]*)", plan)
+    assert [scan for scan in scans if not scan[2].startswith("Index Cond:")] == [], plan
+
+
+async def _plan_of(connection: "asyncpg.Connection[asyncpg.Record]", statement: str) -> str:
+    count = len(set(re.findall(r"\$(\d+)", statement)))
+    await connection.execute(f"PREPARE hot AS {statement}")
+    rows = await connection.fetch(f"EXPLAIN (COSTS OFF) EXECUTE hot({', '.join(['NULL'] * count)})")
+    await connection.execute("DEALLOCATE hot")
+    return "\n".join(row[0] for row in rows)
 
 
 async def test_the_hot_row_is_nearly_always_updated_in_place(postgres_own_dsn: str) -> None:

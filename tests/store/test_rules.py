@@ -207,6 +207,15 @@ def test_a_run_that_goes_straight_to_its_end_has_started_only_when_it_planned() 
     assert after.hot.terminal_seq == after.hot.last_seq == 4
 
 
+def test_the_terminal_event_is_found_where_it_stands_and_none_is_none() -> None:
+    """One rule for all stores, also for a commit that is refused later."""
+    row = held_row()
+    ends = commit_of(row, path=(FAILED,))
+    later = replace(ends, events=(*ends.events, note()))
+    assert rules.terminal_seq(later) == row.hot.last_seq + 1
+    assert rules.terminal_seq(replace(ends, events=(note(),))) is None
+
+
 def test_the_lease_is_kept_or_cleared_with_its_token() -> None:
     row = held_row()
     kept = moved(row, LATER, commit_of(row)).hot

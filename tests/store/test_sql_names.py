@@ -10,7 +10,6 @@ LOCKS = "PostgreSQL locks rows; SQLite has one writer"
 IN_INSERT = "part of insert_run, take_runs or lock_ready_runs on PostgreSQL"
 QUEUE_TABLE = "SQLite keeps a thread's queue in a table, PostgreSQL a flag on the locked thread"
 LONE = "SQLite's form for a lone row; PostgreSQL's commit is one statement anyway"
-OPEN_FILTER = "PostgreSQL leaves a null condition open in one statement where an index serves it"
 
 ONLY_POSTGRES = {
     "commit_batch": SET_ORIENTED,
@@ -22,6 +21,7 @@ ONLY_POSTGRES = {
     "insert_events": SET_ORIENTED,
     "insert_timers": SET_ORIENTED,
     "keep_run_blobs": SET_ORIENTED,
+    "list_all_runs": "list_runs on SQLite, which plans a statement for its values",
     "lock_free_runs": LOCKS,
     "lock_origin": LOCKS,
     "leave_reports": SET_ORIENTED,
@@ -72,9 +72,6 @@ ONLY_SQLITE = {
     "insert_tool_call": IN_BATCH,
     "is_unfinished": "part of leave_reports on PostgreSQL",
     "leave_thread_queue": QUEUE_TABLE,
-    "list_pending_interrupts": OPEN_FILTER,
-    "list_run_artifacts": OPEN_FILTER,
-    "list_thread_artifacts": OPEN_FILTER,
     "pass_fence": IN_BATCH,
     "renew_lease": "renew_leases, set-oriented",
     "queue_in_thread": QUEUE_TABLE,

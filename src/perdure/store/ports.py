@@ -34,7 +34,7 @@ from perdure.protocol.records import (
     ToolCallRow,
 )
 from perdure.protocol.runs import RunHot, RunRow
-from perdure.protocol.states import InterruptStatus, RunState
+from perdure.protocol.states import TERMINAL, InterruptStatus, RunState
 from perdure.protocol.topics import SubscriptionRow
 from perdure.store.commits import (
     AgentRegistration,
@@ -299,6 +299,11 @@ class RunFilter:
     root_run_id: str | None = None
     """All runs below this root, not itself. Takes no other filter but `unfinished`."""
 
+    @property
+    def only_unfinished(self) -> bool:
+        """Tell whether no ended run is wanted: few runs are unfinished among all that are kept."""
+        return self.unfinished or (self.state is not None and self.state not in TERMINAL)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InterruptFilter:
@@ -540,7 +545,7 @@ class Reader(Protocol):
     async def due_timers(self, limit: int, after: DueTimer | None = None) -> list[DueTimer]:
         """Return timers that are due, of runs that nobody holds and that are not in repair.
 
-        Reports of children are due also while their parent is held. The longest due come first;
+        Kinds that only a newer release knows are left to it. Reports of children are due also while their parent is held. The longest due come first;
         `after` is the last one of the page before.
         """
         ...

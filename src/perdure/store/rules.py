@@ -180,19 +180,19 @@ def advance(kept: Kept, commit: Commit, now: datetime) -> Kept:
         open_children=new.open_children,
         counters=new.counters,
         checkpoint_seq=new.checkpoint_seq,
-        started_at=hot.started_at or (at if _starts(commit) else None),
+        started_at=hot.started_at or (at if starts(commit) else None),
         updated_at=at,
         last_commit_id=commit.commit_id if holder else hot.last_commit_id,
     )
     if commit.attempt_end is not None:
         moved = replace(moved, lease_owner=None, lease_expires_at=None)
     if new.state in TERMINAL:
-        moved = replace(moved, finished_at=at, terminal_seq=_terminal_seq(commit))
+        moved = replace(moved, finished_at=at, terminal_seq=terminal_seq(commit))
     moved = replace(moved, wake_at=_wake_at(moved, commit, now))
     return Kept(hot=moved, deadline_left=deadline_left)
 
 
-def _starts(commit: Commit) -> bool:
+def starts(commit: Commit) -> bool:
     """Tell whether the run leaves pending to work: one that ends in the queue never started."""
     return commit.guard.from_state is RunState.PENDING and any(
         isinstance(event.data, StateEvent) and event.data.state not in TERMINAL
@@ -200,13 +200,14 @@ def _starts(commit: Commit) -> bool:
     )
 
 
-def _terminal_seq(commit: Commit) -> int:
-    places = [
-        place
-        for place, event in enumerate(commit.events)
-        if isinstance(event.data, StateEvent) and event.data.state in TERMINAL
-    ]
-    return commit.guard.expected_seq + 1 + places[-1]
+def terminal_seq(commit: Commit) -> int | None:
+    """Return the seq of the event that ends the run; None when a commit has none."""
+    seq, found = commit.guard.expected_seq, None
+    for event in commit.events:
+        seq += 1
+        if isinstance(event.data, StateEvent) and event.data.state in TERMINAL:
+            found = seq
+    return found
 
 
 def _waiting_since(hot: RunHot, state: RunState, at: datetime) -> datetime | None:

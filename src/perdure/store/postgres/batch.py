@@ -11,13 +11,14 @@ from typing import Any
 
 from perdure.protocol.base import SCHEMA_VERSION
 from perdure.protocol.codec import encode
-from perdure.protocol.events import TYPE_NUMBER, StateEvent
+from perdure.protocol.events import TYPE_NUMBER
 from perdure.protocol.ids import hex_of
 from perdure.protocol.records import ToolCallRow
 from perdure.protocol.runs import Counters
 from perdure.protocol.states import TERMINAL, RunState, ToolCallStatus
 from perdure.store.commits import CallUpdate, Commit
 from perdure.store.postgres.wire import data_out, digest_out, digest_out_or_none, id_out, text_out
+from perdure.store.rules import starts, terminal_seq
 
 Cells = list[Any]
 _GROUPS = {
@@ -136,28 +137,13 @@ def _commit_rows(commit: Commit, place: int) -> list[tuple[Any, ...]]:
             hot.open_children,
             encode_counters(hot.counters),
             hot.checkpoint_seq,
-            _starts(commit),
-            _terminal_seq(commit) if ends else None,
+            starts(commit),
+            terminal_seq(commit) if ends else None,
             commit.attempt_end,
             commit.ready_in_s,
             len(commit.messages),
         )
     ]
-
-
-def _starts(commit: Commit) -> bool:
-    return commit.guard.from_state is RunState.PENDING and any(
-        isinstance(event.data, StateEvent) and event.data.state not in TERMINAL
-        for event in commit.events
-    )
-
-
-def _terminal_seq(commit: Commit) -> int:
-    last = commit.guard.expected_seq + len(commit.events)
-    for back, event in enumerate(reversed(commit.events)):
-        if isinstance(event.data, StateEvent) and event.data.state in TERMINAL:
-            return last - back
-    return last
 
 
 def _event_rows(commit: Commit, place: int) -> list[tuple[Any, ...]]:

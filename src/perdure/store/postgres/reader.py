@@ -24,8 +24,9 @@ from perdure.protocol.records import (
     ToolCallRow,
 )
 from perdure.protocol.runs import RunRow
+from perdure.protocol.states import InterruptStatus
 from perdure.protocol.topics import SubscriptionRow
-from perdure.store.commits import DueTimer, Inserted, LeaseKey
+from perdure.store.commits import DueTimer, Inserted, LeaseKey, TimerKind
 from perdure.store.lineage import tags_of
 from perdure.store.ports import (
     Backlog,
@@ -149,10 +150,9 @@ class PostgresReader:
                 convert=rows.run_of,
                 on_unreadable=on_unreadable,
             )
-        thread, parent = id_out(where.thread_id), id_out(where.parent_run_id)
-        chosen = (tenant_id, where.state, where.agent_id, thread, parent, where.unfinished)
+        name, chosen = _run_statement(tenant_id, where)
         return await self._page(
-            _run_statement(where),
+            name,
             lambda start, wanted: (start, *chosen, wanted),
             id_out(after),
             limit,
@@ -219,11 +219,14 @@ class PostgresReader:
         self, tenant_id: str, where: InterruptFilter, *, after: str | None, limit: int
     ) -> list[InterruptRow]:
         """See `Reader.list_interrupts`."""
-        name = "list_interrupts" if where.run_id is None else "list_run_interrupts"
-        run = id_out(where.run_id)
+        name, chosen = "list_interrupts", tuple[object, ...]((where.status,))
+        if where.run_id is not None:
+            name, chosen = "list_run_interrupts", (id_out(where.run_id), where.status)
+        elif where.status is InterruptStatus.PENDING:
+            name, chosen = "list_pending_interrupts", ()
         return await self._page(
             name,
-            lambda start, wanted: (tenant_id, start, where.status, run, wanted),
+            lambda start, wanted: (tenant_id, start, *chosen, wanted),
             id_out(after),
             limit,
             key=(INTERRUPT, "interrupt_id"),
@@ -245,10 +248,14 @@ class PostgresReader:
         limit: int,
     ) -> list[ArtifactRow]:
         """See `Reader.list_artifacts`."""
-        chosen = (tenant_id, id_out(run_id), id_out(thread_id))
+        name, chosen = "list_artifacts", tuple[object, ...]()
+        if run_id is not None:
+            name, chosen = "list_run_artifacts", (id_out(run_id), id_out(thread_id))
+        elif thread_id is not None:
+            name, chosen = "list_thread_artifacts", (id_out(thread_id),)
         return await self._page(
-            "list_artifacts",
-            lambda start, wanted: (*chosen, start, wanted),
+            name,
+            lambda start, wanted: (tenant_id, start, *chosen, wanted),
             id_out(after),
             limit,
             key=(ARTIFACT, "artifact_id"),
@@ -349,7 +356,7 @@ class PostgresReader:
 
     async def due_timers(self, limit: int, after: DueTimer | None = None) -> list[DueTimer]:
         """See `Reader.due_timers`."""
-        found = await self._fetch("due_timers", self._now(), *_place(after), limit)
+        found = await self._fetch("due_timers", self._now(), *_place(after), [*TimerKind], limit)
         return [rows.timer_of(row) for row in found]
 
     async def is_ready(self, run_id: str) -> bool:
@@ -392,10 +399,16 @@ def _place(after: DueTimer | None) -> tuple[object, ...]:
     return (after.due_at, hex_of(after.run_id), after.kind, ref)
 
 
-def _run_statement(where: RunFilter) -> str:
-    """Return the statement whose index fits the narrowest filter."""
+def _run_statement(tenant_id: str | None, where: RunFilter) -> tuple[str, tuple[object, ...]]:
+    """Return the statement whose index fits the narrowest filter, and its values."""
+    thread, parent = id_out(where.thread_id), id_out(where.parent_run_id)
+    chosen = (tenant_id, where.state, where.agent_id, thread, parent, where.only_unfinished)
     if where.parent_run_id is not None:
-        return "list_child_runs"
+        return "list_child_runs", chosen
     if where.thread_id is not None:
-        return "list_thread_runs"
-    return "list_unfinished_runs" if where.unfinished else "list_runs"
+        return "list_thread_runs", chosen
+    if where.only_unfinished:
+        return "list_unfinished_runs", chosen
+    if tenant_id is None:
+        return "list_all_runs", (where.state, where.agent_id)
+    return "list_runs", (tenant_id, where.state, where.agent_id)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from perdure.protocol.codec import encode
-from perdure.protocol.events import TYPE_NUMBER, StateEvent
+from perdure.protocol.events import TYPE_NUMBER
 from perdure.protocol.states import TERMINAL, IllegalTransition, RunState
 from perdure.store import rules
 from perdure.store.commits import CallUpdate, Commit
@@ -52,8 +52,8 @@ def prepare(commit: Commit) -> Prepared:
         calls=[pack_call(run, call) for call in commit.new_calls],
         updates=[_pack_update(run, update) for update in commit.call_updates],
         agent_state=encode(commit.checkpoint.agent_state) if commit.checkpoint else b"",
-        starts=_starts(commit),
-        terminal_seq=_terminal_seq(commit) if commit.hot.state in TERMINAL else None,
+        starts=rules.starts(commit),
+        terminal_seq=rules.terminal_seq(commit) if commit.hot.state in TERMINAL else None,
     )
 
 
@@ -80,22 +80,6 @@ def _hot_values(commit: Commit) -> tuple[Any, ...]:
         used.retries,
         hot.checkpoint_seq,
     )
-
-
-def _starts(commit: Commit) -> bool:
-    return commit.guard.from_state is RunState.PENDING and any(
-        isinstance(event.data, StateEvent) and event.data.state not in TERMINAL
-        for event in commit.events
-    )
-
-
-def _terminal_seq(commit: Commit) -> int | None:
-    seq, found = commit.guard.expected_seq, None
-    for event in commit.events:
-        seq += 1
-        if isinstance(event.data, StateEvent) and event.data.state in TERMINAL:
-            found = seq
-    return found
 
 
 def _pack_update(run: bytes, update: CallUpdate) -> tuple[Any, ...]:

@@ -1,5 +1,6 @@
 """The reading half of the SQLite adapter. A text that is no id of the kind finds nothing."""
 
+import json
 import sqlite3
 from collections.abc import Callable, Mapping
 from datetime import datetime
@@ -36,7 +37,7 @@ from perdure.protocol.records import (
 from perdure.protocol.runs import RunRow
 from perdure.protocol.states import InterruptStatus
 from perdure.protocol.topics import SubscriptionRow
-from perdure.store.commits import DueTimer, Inserted, LeaseKey
+from perdure.store.commits import DueTimer, Inserted, LeaseKey, TimerKind
 from perdure.store.lineage import TAGS_MAX, tags_of
 from perdure.store.ports import (
     Backlog,
@@ -57,6 +58,8 @@ from perdure.store.sqlite.subscriptions import read_subscription
 
 _FIRST: Final = b""
 _LAST: Final = b"\xff" * 17
+_KINDS: Final = json.dumps(list(TimerKind))
+"""What this release can act upon; other timers are left to those that know them."""
 _SEQ_MAX: Final = 2**63 - 1
 
 
@@ -132,7 +135,7 @@ class SqliteReader:
                 convert=rows.read_run,
                 on_unreadable=_told(RUN, on_unreadable),
             )
-        name = "list_unfinished_runs" if where.unfinished else "list_runs"
+        name = "list_unfinished_runs" if where.only_unfinished else "list_runs"
         if where.thread_id is not None:
             name = "list_thread_runs"
         if where.parent_run_id is not None:
@@ -350,7 +353,8 @@ class SqliteReader:
     async def due_timers(self, limit: int, after: DueTimer | None = None) -> list[DueTimer]:
         """See `Reader.due_timers`."""
         now, start = to_micros(self._now()), _place(after)
-        return await self._readers.rows("due_timers", now, *start, limit, convert=rows.read_timer)
+        values = (now, *start, _KINDS, limit)
+        return await self._readers.rows("due_timers", *values, convert=rows.read_timer)
 
     async def is_ready(self, run_id: str) -> bool:
         """See `Reader.is_ready`. An entry whose time has not come counts."""

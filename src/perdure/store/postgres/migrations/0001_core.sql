@@ -311,8 +311,8 @@ CREATE TABLE interrupts (
     answered_by bytea
 );
 CREATE INDEX interrupts_by_run ON interrupts (run_id, interrupt_id);
-CREATE INDEX interrupts_by_tenant ON interrupts (tenant_id, status, interrupt_id);
-CREATE INDEX interrupts_pending ON interrupts (created_at) WHERE status = 'pending';
+CREATE INDEX interrupts_by_tenant ON interrupts (tenant_id, interrupt_id);
+CREATE INDEX interrupts_pending ON interrupts (tenant_id, interrupt_id) WHERE status = 'pending';
 CREATE UNIQUE INDEX interrupts_by_key ON interrupts (run_id, key) WHERE key IS NOT NULL;
 
 CREATE TABLE artifacts (

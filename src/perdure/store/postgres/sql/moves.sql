@@ -45,21 +45,46 @@ SELECT s.* FROM unnest($1::uuid[]) AS w(run_id) JOIN run_state AS s ON s.run_id 
 SELECT tenant_id, thread_id, max_attempts FROM runs WHERE run_id = $1::uuid;
 
 -- name: claim_candidates
--- Runs suspected of killing their worker are chosen apart: few of them may go together.
-WITH fresh AS MATERIALIZED (
-    SELECT run_id, priority, available_at FROM ready
-     WHERE NOT suspected AND available_at <= coalesce($1::timestamptz, now())
-       AND agent_id || chr(31) || agent_version = ANY ($2::text[])
-       AND queue = ANY ($3::text[]) AND required_runtime <= $4
-     ORDER BY priority DESC, available_at, run_id
-     LIMIT $5 FOR UPDATE SKIP LOCKED
+-- Runs suspected of killing their worker are chosen apart: few of them may go together. It goes
+-- priority by priority, the larger first, so that those whose time has not come cost nothing,
+-- however many they are; an outer order would have all priorities read, and their rows locked.
+WITH RECURSIVE levels AS (
+    SELECT k.suspected, (
+        SELECT q.priority FROM ready AS q WHERE q.suspected = k.suspected
+         ORDER BY q.priority DESC LIMIT 1
+    ) AS priority
+      FROM (VALUES (false), (true)) AS k(suspected)
+    UNION ALL
+    SELECT l.suspected, (
+        SELECT q.priority FROM ready AS q
+         WHERE q.suspected = l.suspected AND q.priority < l.priority
+         ORDER BY q.priority DESC LIMIT 1
+    )
+      FROM levels AS l WHERE l.priority IS NOT NULL
+), fresh AS MATERIALIZED (
+    SELECT f.* FROM levels AS l CROSS JOIN LATERAL (
+        SELECT run_id, priority, available_at FROM ready
+         WHERE NOT suspected AND priority = l.priority
+           AND available_at <= coalesce($1::timestamptz, now())
+           AND agent_id || chr(31) || agent_version = ANY ($2::text[])
+           AND queue = ANY ($3::text[]) AND required_runtime <= $4
+         ORDER BY available_at, run_id
+         LIMIT $5 FOR UPDATE SKIP LOCKED
+    ) AS f
+     WHERE NOT l.suspected
+     LIMIT $5
 ), suspects AS MATERIALIZED (
-    SELECT run_id, priority, available_at FROM ready
-     WHERE suspected AND available_at <= coalesce($1::timestamptz, now())
-       AND agent_id || chr(31) || agent_version = ANY ($2::text[])
-       AND queue = ANY ($3::text[]) AND required_runtime <= $4
-     ORDER BY priority DESC, available_at, run_id
-     LIMIT $6 FOR UPDATE SKIP LOCKED
+    SELECT f.* FROM levels AS l CROSS JOIN LATERAL (
+        SELECT run_id, priority, available_at FROM ready
+         WHERE suspected AND priority = l.priority
+           AND available_at <= coalesce($1::timestamptz, now())
+           AND agent_id || chr(31) || agent_version = ANY ($2::text[])
+           AND queue = ANY ($3::text[]) AND required_runtime <= $4
+         ORDER BY available_at, run_id
+         LIMIT $6 FOR UPDATE SKIP LOCKED
+    ) AS f
+     WHERE l.suspected
+     LIMIT $6
 )
 SELECT c.run_id
   FROM (SELECT * FROM fresh UNION ALL SELECT * FROM suspects) AS c

@@ -1,4 +1,7 @@
--- What the reader asks. A null argument leaves a condition open; pages go by key.
+-- What the reader asks. A null argument leaves a condition open; pages go by key. The plans are
+-- generic: no condition with `IS NULL OR` finds its rows by an index, so what narrows a list down
+-- most has a statement of its own. OFFSET 0 keeps the index of the tenant, which fits as well as long
+-- as nothing is known of the rows, from being taken for the one of a run.
 
 -- name: find_run
 SELECT * FROM run_rows WHERE run_id = $1::uuid AND ($2::text IS NULL OR tenant_id = $2);
@@ -11,15 +14,19 @@ SELECT coalesce($1::timestamptz, now()) AS now;
 
 -- name: list_runs
 SELECT * FROM run_rows
- WHERE ($1::uuid IS NULL OR run_id < $1) AND ($2::text IS NULL OR tenant_id = $2)
+ WHERE run_id < coalesce($1::uuid, 'ffffffff-ffff-ffff-ffff-ffffffffffff') AND tenant_id = $2
    AND ($3::text IS NULL OR state = $3) AND ($4::text IS NULL OR agent_id = $4)
-   AND ($5::uuid IS NULL OR thread_id = $5) AND ($6::uuid IS NULL OR parent_run_id = $6)
-   AND (NOT $7::bool OR finished_at IS NULL)
- ORDER BY run_id DESC LIMIT $8;
+ ORDER BY run_id DESC LIMIT $5;
+
+-- name: list_all_runs
+SELECT * FROM run_rows
+ WHERE run_id < coalesce($1::uuid, 'ffffffff-ffff-ffff-ffff-ffffffffffff')
+   AND ($2::text IS NULL OR state = $2) AND ($3::text IS NULL OR agent_id = $3)
+ ORDER BY run_id DESC LIMIT $4;
 
 -- name: list_thread_runs
 SELECT * FROM run_rows
- WHERE ($1::uuid IS NULL OR run_id < $1) AND ($2::text IS NULL OR tenant_id = $2)
+ WHERE run_id < coalesce($1::uuid, 'ffffffff-ffff-ffff-ffff-ffffffffffff') AND ($2::text IS NULL OR tenant_id = $2)
    AND ($3::text IS NULL OR state = $3) AND ($4::text IS NULL OR agent_id = $4)
    AND thread_id = $5::uuid AND ($6::uuid IS NULL OR parent_run_id = $6)
    AND (NOT $7::bool OR finished_at IS NULL)
@@ -34,7 +41,7 @@ SELECT m.position AS place, r.*
 
 -- name: list_child_runs
 SELECT * FROM run_rows
- WHERE ($1::uuid IS NULL OR run_id < $1) AND ($2::text IS NULL OR tenant_id = $2)
+ WHERE run_id < coalesce($1::uuid, 'ffffffff-ffff-ffff-ffff-ffffffffffff') AND ($2::text IS NULL OR tenant_id = $2)
    AND ($3::text IS NULL OR state = $3) AND ($4::text IS NULL OR agent_id = $4)
    AND ($5::uuid IS NULL OR thread_id = $5) AND parent_run_id = $6::uuid
    AND (NOT $7::bool OR finished_at IS NULL)
@@ -42,14 +49,14 @@ SELECT * FROM run_rows
 
 -- name: list_tree_runs
 SELECT * FROM run_rows
- WHERE ($1::uuid IS NULL OR run_id < $1) AND ($2::text IS NULL OR tenant_id = $2)
+ WHERE run_id < coalesce($1::uuid, 'ffffffff-ffff-ffff-ffff-ffffffffffff') AND ($2::text IS NULL OR tenant_id = $2)
    AND root_run_id = $3::uuid AND parent_run_id IS NOT NULL
    AND (NOT $4::bool OR finished_at IS NULL)
  ORDER BY run_id DESC LIMIT $5;
 
 -- name: list_unfinished_runs
 SELECT * FROM run_rows
- WHERE ($1::uuid IS NULL OR run_id < $1) AND ($2::text IS NULL OR tenant_id = $2)
+ WHERE run_id < coalesce($1::uuid, 'ffffffff-ffff-ffff-ffff-ffffffffffff') AND ($2::text IS NULL OR tenant_id = $2)
    AND ($3::text IS NULL OR state = $3) AND ($4::text IS NULL OR agent_id = $4)
    AND ($5::uuid IS NULL OR thread_id = $5) AND ($6::uuid IS NULL OR parent_run_id = $6)
    AND finished_at IS NULL AND $7::bool
@@ -100,7 +107,7 @@ SELECT x.tool_call_id, x.number, x.attempt,
 SELECT run_id, seq, parent_seq, step_index, attempt, epoch, schema_version, digest,
        created_at, agent_state
   FROM checkpoints
- WHERE run_id = $1::uuid AND ($2::int IS NULL OR seq < $2)
+ WHERE run_id = $1::uuid AND seq < coalesce($2::int, 2147483647)
  ORDER BY seq DESC LIMIT $3;
 
 -- name: find_checkpoint
@@ -114,17 +121,28 @@ SELECT interrupt_id, run_id, tenant_id, kind, status, key, tool_call_id, args_di
        definition_digest, opened_seq, closed_seq, expires_at, on_expiry, answer, answer_digest,
        answered_by, answered_at, consumed_by, created_at
   FROM interrupts
- WHERE tenant_id = $1 AND ($2::uuid IS NULL OR interrupt_id > $2)
-   AND ($3::text IS NULL OR status = $3) AND ($4::uuid IS NULL OR run_id = $4)
- ORDER BY interrupt_id LIMIT $5;
+ WHERE tenant_id = $1 AND interrupt_id > coalesce($2::uuid, '00000000-0000-0000-0000-000000000000')
+   AND ($3::text IS NULL OR status = $3)
+ ORDER BY interrupt_id LIMIT $4;
+
+-- name: list_pending_interrupts
+SELECT interrupt_id, run_id, tenant_id, kind, status, key, tool_call_id, args_digest,
+       definition_digest, opened_seq, closed_seq, expires_at, on_expiry, answer, answer_digest,
+       answered_by, answered_at, consumed_by, created_at
+  FROM interrupts
+ WHERE tenant_id = $1 AND interrupt_id > coalesce($2::uuid, '00000000-0000-0000-0000-000000000000') AND status = 'pending'
+ ORDER BY interrupt_id LIMIT $3;
 
 -- name: list_run_interrupts
 SELECT interrupt_id, run_id, tenant_id, kind, status, key, tool_call_id, args_digest,
        definition_digest, opened_seq, closed_seq, expires_at, on_expiry, answer, answer_digest,
        answered_by, answered_at, consumed_by, created_at
-  FROM interrupts
- WHERE tenant_id = $1 AND ($2::uuid IS NULL OR interrupt_id > $2)
-   AND ($3::text IS NULL OR status = $3) AND run_id = $4::uuid
+  FROM (
+    SELECT * FROM interrupts
+     WHERE run_id = $3::uuid AND interrupt_id > coalesce($2::uuid, '00000000-0000-0000-0000-000000000000')
+     ORDER BY interrupt_id OFFSET 0
+ ) AS of_run
+ WHERE tenant_id = $1 AND ($4::text IS NULL OR status = $4)
  ORDER BY interrupt_id LIMIT $5;
 
 -- name: find_interrupt
@@ -138,9 +156,30 @@ SELECT interrupt_id, run_id, tenant_id, kind, status, key, tool_call_id, args_di
 SELECT artifact_id, run_id, tenant_id, thread_id, name, version, media_type, digest, size, status,
        step_index, tool_call_id, seq, created_at
   FROM artifacts
- WHERE tenant_id = $1 AND ($2::uuid IS NULL OR run_id = $2) AND ($3::uuid IS NULL OR thread_id = $3)
-   AND ($4::uuid IS NULL OR artifact_id > $4)
+ WHERE tenant_id = $1 AND artifact_id > coalesce($2::uuid, '00000000-0000-0000-0000-000000000000')
+ ORDER BY artifact_id LIMIT $3;
+
+-- name: list_run_artifacts
+SELECT artifact_id, run_id, tenant_id, thread_id, name, version, media_type, digest, size, status,
+       step_index, tool_call_id, seq, created_at
+  FROM (
+    SELECT * FROM artifacts
+     WHERE run_id = $3::uuid AND artifact_id > coalesce($2::uuid, '00000000-0000-0000-0000-000000000000')
+     ORDER BY artifact_id OFFSET 0
+ ) AS of_run
+ WHERE tenant_id = $1 AND ($4::uuid IS NULL OR thread_id = $4)
  ORDER BY artifact_id LIMIT $5;
+
+-- name: list_thread_artifacts
+SELECT artifact_id, run_id, tenant_id, thread_id, name, version, media_type, digest, size, status,
+       step_index, tool_call_id, seq, created_at
+  FROM (
+    SELECT * FROM artifacts
+     WHERE thread_id = $3::uuid AND artifact_id > coalesce($2::uuid, '00000000-0000-0000-0000-000000000000')
+     ORDER BY artifact_id OFFSET 0
+ ) AS of_thread
+ WHERE tenant_id = $1
+ ORDER BY artifact_id LIMIT $4;
 
 -- name: find_artifact
 SELECT artifact_id, run_id, tenant_id, thread_id, name, version, media_type, digest, size, status,
@@ -159,7 +198,8 @@ SELECT thread_id, tenant_id, title, metadata, participants, capabilities, active
 SELECT thread_id, tenant_id, title, metadata, participants, capabilities, active_run_id,
        last_position, created_at, updated_at, deleted_at
   FROM threads
- WHERE deleted_at IS NULL AND tenant_id = $1 AND ($2::uuid IS NULL OR thread_id < $2)
+ WHERE deleted_at IS NULL AND tenant_id = $1
+   AND thread_id < coalesce($2::uuid, 'ffffffff-ffff-ffff-ffff-ffffffffffff')
  ORDER BY thread_id DESC LIMIT $3;
 
 -- name: find_message
@@ -169,7 +209,7 @@ SELECT message_id, thread_id, tenant_id, position, run_id, seq, role, author, bo
 -- name: list_messages
 SELECT message_id, thread_id, tenant_id, position, run_id, seq, role, author, body, created_at
   FROM messages
- WHERE thread_id = $1::uuid AND position > $2 AND ($3::int IS NULL OR position <= $3)
+ WHERE thread_id = $1::uuid AND position > $2 AND position <= coalesce($3::int, 2147483647)
  ORDER BY position LIMIT $4;
 
 -- name: list_agents
@@ -194,7 +234,8 @@ SELECT t.run_id, t.kind, t.ref, t.due_at
    AND t.due_at >= coalesce($2::timestamptz, '-infinity')
    AND ($2::timestamptz IS NULL
         OR (t.due_at, t.run_id, t.kind, t.ref) > ($2, $3::uuid, $4::text, $5::uuid))
- ORDER BY t.due_at, t.run_id, t.kind, t.ref LIMIT $6;
+   AND t.kind = ANY ($6::text[])
+ ORDER BY t.due_at, t.run_id, t.kind, t.ref LIMIT $7;
 
 -- name: timers_of
 SELECT run_id, kind, ref, due_at FROM timers WHERE run_id = $1::uuid ORDER BY due_at, kind, ref;

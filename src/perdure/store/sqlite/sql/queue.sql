@@ -15,13 +15,25 @@ WHERE run_id = ?1;
 DELETE FROM ready WHERE run_id IN (VALUES (?));
 
 -- name: claim_candidates
-SELECT run_id, priority, available_at FROM ready
+-- Priority by priority, the larger first, so that runs whose time has not come cost nothing,
+-- however many they are. CROSS JOIN keeps that order; another one would sort all that are ready.
+WITH RECURSIVE levels (priority) AS (
+    SELECT max(q.priority) FROM ready AS q WHERE q.queue = ?1 AND q.suspected = ?6
+    UNION ALL
+    SELECT (
+        SELECT max(q.priority) FROM ready AS q
+        WHERE q.queue = ?1 AND q.suspected = ?6 AND q.priority < levels.priority
+    )
+    FROM levels WHERE levels.priority IS NOT NULL
+)
+SELECT r.run_id, r.priority, r.available_at
+FROM levels CROSS JOIN ready AS r
 WHERE
-    queue = ?1 AND suspected = ?6 AND available_at <= ?2 AND required_runtime <= ?3
-    AND (agent_id, agent_version) IN (
+    r.queue = ?1 AND r.suspected = ?6 AND r.priority = levels.priority AND r.available_at <= ?2
+    AND r.required_runtime <= ?3
+    AND (r.agent_id, r.agent_version) IN (
         SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(?4)
     )
-ORDER BY priority DESC, available_at, run_id
 LIMIT ?5;
 
 -- name: is_ready
@@ -76,6 +88,7 @@ FROM timers AS t
 INNER JOIN run_state AS s ON s.run_id = t.run_id
 WHERE
     t.due_at <= ? AND (t.due_at, t.run_id, t.kind, t.ref) > (?, ?, ?, ?)
+    AND t.kind IN (SELECT value FROM json_each(?))
     AND (s.lease_owner IS NULL OR t.kind = 'child') AND s.parked_on IS NOT 'repair'
 ORDER BY t.due_at, t.run_id, t.kind, t.ref
 LIMIT ?;
