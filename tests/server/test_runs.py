@@ -430,7 +430,7 @@ async def test_what_a_run_does_on_a_busy_thread_is_chosen_and_shown(world: World
         if strategy != "enqueue":
             await world.until(new["run_id"], "succeeded")
     wrong = await world.http.post(
-        "/v1/agents/echo/run", json={"input": 1, "options": {"multitask_strategy": "fork"}}
+        "/v1/agents/echo/run", json={"input": 1, "options": {"multitask_strategy": "perhaps"}}
     )
     assert (wrong.status_code, wrong.json()["field"]) == (422, "/options/multitask_strategy")
 
