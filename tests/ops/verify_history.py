@@ -35,6 +35,7 @@ from perdure.protocol.decisions import (
 )
 from perdure.protocol.events import PlanItem, Usage
 from perdure.protocol.failures import Failure, FailureCode, Stage
+from perdure.protocol.fields import StateField
 from perdure.protocol.policies import RetryPolicy
 from perdure.protocol.runs import RunRow
 from perdure.protocol.states import (
@@ -164,7 +165,7 @@ def _stubborn(zoo: ToolZoo) -> FunctionTool[..., Any]:
     return cast("FunctionTool[..., Any]", stubborn)
 
 
-@agent("coded", "1", tools=["echo"])
+@agent("coded", "1", tools=["echo"], state=[StateField(name="sum", rule="add")])
 async def coded(ctx: Context, input: object) -> object:
     """A step, two branches, a question."""
     ctx.emit("begun", input)
@@ -172,6 +173,7 @@ async def coded(ctx: Context, input: object) -> object:
 
     async def branch(number: int) -> object:
         told = await ctx.tool("echo", value=number)
+        ctx.write("sum", number)
         return [told, await ctx.tool("echo", value=-number)]
 
     told = await ctx.gather(branch(1), branch(2))

@@ -165,6 +165,16 @@ UPDATE tool_executions SET ended_at = ended_at + 3600000000 WHERE run_id = :run 
 -- mutant: H6 | approved | an execution goes on after the result
 UPDATE tool_executions SET ended_at = NULL, outcome = NULL WHERE run_id = :run;
 
+-- mutant: I65 | coded | a write by another rule
+UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.value.rule', 'max') AS BLOB) WHERE
+    run_id = :run AND seq = (SELECT max(seq) FROM events WHERE run_id = :run AND type = :t_custom
+    AND json_extract(CAST(data AS TEXT), '$.name') = 'perdure.field');
+
+-- mutant: I65 | coded | a value that its rule does not take
+UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.value.value', 'x') AS BLOB) WHERE
+    run_id = :run AND seq = (SELECT max(seq) FROM events WHERE run_id = :run AND type = :t_custom
+    AND json_extract(CAST(data AS TEXT), '$.name') = 'perdure.field');
+
 -- mutant: H8 | coded | a position twice
 UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.position', '2.0.0') AS BLOB) WHERE
     run_id = :run AND type = :t_action AND json_extract(CAST(data AS TEXT), '$.position') = '2.1.0';

@@ -41,6 +41,7 @@ from perdure.protocol.events import (
     Unknown,
 )
 from perdure.protocol.failures import Failure, FailureCode
+from perdure.protocol.fields import FIELD_EVENT_NAME
 from perdure.protocol.states import (
     Answer,
     CancelAction,
@@ -156,6 +157,8 @@ class RunSnapshot:
     children_use: ChildUse | None = None
     detached_children: int = 0
     """How many detached children the run has started; those of an origin do not count."""
+    writes: dict[str, JsonValue] = field(default_factory=dict[str, JsonValue])
+    """Writes of declared state fields, by position; `fields.held` says what they come to."""
     participants: dict[str, str] = field(default_factory=dict[str, str])
     """The thread of each participant, by name."""
     agent: tuple[str, str] | None = None
@@ -256,6 +259,7 @@ _KEPT = frozenset(
         "artifacts",
         "agent_state",
         "agent_state_digest",
+        "writes",
         "history_position",
     }
 )
@@ -509,6 +513,9 @@ def _fold_custom(snapshot: RunSnapshot, data: CustomEvent) -> None:
     if data.name == STATE_EVENT_NAME:
         snapshot.agent_state = data.value
         snapshot.agent_state_digest = digest(data.value)
+    elif data.name == FIELD_EVENT_NAME and data.position is not None:
+        snapshot.writes[data.position] = data.value
+        _chain(snapshot, "write", data.position, digest(data.value))
     elif data.name == BREAKPOINTS_EVENT_NAME and isinstance(data.value, list):
         snapshot.breakpoints = tuple(Breakpoint.model_validate(point) for point in data.value)
     elif data.name == PENDING_EVENT_NAME and isinstance(data.value, dict):

@@ -9,6 +9,7 @@ from pydantic_core import to_jsonable_python
 from perdure.engine.core import Core
 from perdure.engine.fold import RunSnapshot
 from perdure.engine.load import load_past
+from perdure.protocol.fields import held
 from perdure.protocol.runs import RunRow
 
 
@@ -21,6 +22,7 @@ async def state_at(core: Core, row: RunRow, seq: int) -> dict[str, JsonValue]:
         "code": snapshot.code,
         "step_index": snapshot.step_index,
         "agent_state": snapshot.agent_state,
+        "fields": held(snapshot.writes),
         "plan": list(snapshot.plan),
         "turns": [asdict(turn) for turn in view.turns],
         "open_calls": _open_calls(snapshot),

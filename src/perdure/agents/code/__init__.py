@@ -6,9 +6,11 @@ from perdure.agents.code.errors import (
     AgentFailed,
     ChildFailed,
     InterruptExpired,
+    StateConflict,
     StepFailed,
     ToolFailed,
 )
+from perdure.protocol.fields import StateField
 
 __all__ = [
     "AgentFailed",
@@ -16,6 +18,8 @@ __all__ = [
     "Context",
     "InterruptExpired",
     "ModelAnswer",
+    "StateConflict",
+    "StateField",
     "StepFailed",
     "ToolFailed",
     "agent",

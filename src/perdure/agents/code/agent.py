@@ -3,7 +3,7 @@
 import hashlib
 import inspect
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from pydantic import JsonValue
 
@@ -18,9 +18,11 @@ from perdure.engine.ports import (
     SessionSurroundings,
     ToolGrant,
 )
+from perdure.engine.schema import check_schema
 from perdure.protocol.agents import Skill
 from perdure.protocol.decisions import Decision
 from perdure.protocol.errors import Invalid
+from perdure.protocol.fields import StateField, named
 from perdure.protocol.policies import RetryPolicy
 from perdure.protocol.states import SideEffect
 from perdure.protocol.tools import ToolSpec
@@ -49,13 +51,14 @@ def agent(
     replaces: Sequence[str] = (),
     continues: bool = False,
     publishes: str | None = None,
+    state: Sequence[StateField] = (),
     timeout_s: float = ADVANCE_TIMEOUT_S_DEFAULT,
     grace_s: float = GRACE_S_DEFAULT,
 ) -> Callable[[Function], HostedAgent]:
     """Make an agent version of `async def function(ctx, input)`; see `agents.code.api`.
 
     `publishes` is the topic to which its answers are published. `models` are asked by `ctx.model`: the first, and the next ones after `model_retry` failures.
-    `timeout_s` bounds the time that the function may take from one operation to the next. A call
+    `state` declares the fields that `ctx.write` and `ctx.read` take. `timeout_s` bounds the time that the function may take from one operation to the next. A call
     that policy denies is told to the function. Raises as `loop_agent` does.
     """
 
@@ -69,6 +72,7 @@ def agent(
             model_retry=retry,
             timeout_s=timeout_s,
             grace_s=grace_s,
+            fields=_fields(agent_id, state),
         )
         return loop_agent(
             agent_id,
@@ -94,6 +98,16 @@ def agent(
     return made
 
 
+def _fields(agent_id: str, fields: Sequence[StateField]) -> Mapping[str, StateField]:
+    for one in fields:
+        if one.json_schema is not None:
+            check_schema(one.json_schema, field="state")
+    try:
+        return named(fields)
+    except ValueError as error:
+        raise Invalid(f"agent {agent_id!r}: {error}", field="state") from None
+
+
 class CodePlanner:
     """Drives a function. A session for each attempt keeps it in memory; the log is the truth."""
 
@@ -105,6 +119,7 @@ class CodePlanner:
         model_retry: RetryPolicy,
         timeout_s: float,
         grace_s: float,
+        fields: Mapping[str, StateField],
     ) -> None:
         self.function = function
         self.digest = source_digest(function)
@@ -112,6 +127,7 @@ class CodePlanner:
         self._model_retry = model_retry
         self._timeout_s = timeout_s
         self._grace_s = grace_s
+        self._fields = fields
         self._code: UserCode | None = None
 
     @property
@@ -136,6 +152,7 @@ class CodePlanner:
             model_retry=self._model_retry,
             timeout_s=self._timeout_s,
             grace_s=self._grace_s,
+            fields=self._fields,
         )
 
     async def next_step(self, context: PlannerContext) -> Decision:

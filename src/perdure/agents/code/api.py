@@ -11,7 +11,7 @@ import hashlib
 import inspect
 import random as random_module
 import uuid as uuid_module
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -19,17 +19,33 @@ from typing import Any, Literal, TypeVar, cast
 
 from pydantic import JsonValue
 
-from perdure.agents.code.errors import ChildFailed, InterruptExpired, StepFailed, ToolFailed
+from perdure.agents.code.errors import (
+    ChildFailed,
+    InterruptExpired,
+    StateConflict,
+    StepFailed,
+    ToolFailed,
+)
 from perdure.agents.code.live import LiveFunction, ModelWish, after, whole
+from perdure.agents.code.positions import Branch, at
 from perdure.engine.context import PlannerContext
 from perdure.engine.journal import NOW, SLEEP, STEP_TOOLS, question_digest
 from perdure.engine.ports import LocalStep
-from perdure.engine.schema import check_schema
+from perdure.engine.schema import check_schema, problem_with_value
 from perdure.engine.spawning import child_digest
 from perdure.engine.topics import published
 from perdure.engine.values import keep
 from perdure.protocol.codec import clean, digest, digest_bytes, encode
 from perdure.protocol.decisions import Ask, ChildRequest, Note, Product, Publish, ToolRequest
+from perdure.protocol.fields import (
+    FIELD_EVENT_NAME,
+    StateField,
+    conflict,
+    empty,
+    held,
+    is_before,
+    merged,
+)
 from perdure.protocol.messages import Message
 from perdure.protocol.policies import Budget, RetryPolicy, Timeouts
 from perdure.protocol.runs import RunFacts
@@ -60,8 +76,12 @@ class ModelAnswer:
 class Context:
     """The operations of one run. `facts` say who ordered it, `messages` what was said before."""
 
-    def __init__(self, live: LiveFunction, seen: PlannerContext) -> None:
+    def __init__(
+        self, live: LiveFunction, seen: PlannerContext, fields: Mapping[str, StateField]
+    ) -> None:
         self._live = live
+        self._fields = fields
+        self._writes: dict[str, JsonValue] = {}
         self.facts: RunFacts = seen.facts
         self.messages: tuple[Message, ...] = tuple(seen.messages)
 
@@ -258,10 +278,14 @@ class Context:
         """Run branches side by side; return their results in order once all have ended.
 
         When some raised, the error of the first of them in order is raised then; with
-        `return_exceptions` errors stand among the results.
+        `return_exceptions` errors stand among the results. Raises StateConflict when two branches
+        replaced one field of the state.
         """
         try:
             results = await self._live.gather(branches)
+            clash = conflict(self._written_in(self._live.branch()))
+            if clash is not None:
+                raise StateConflict(*clash)
         finally:
             for branch in branches:
                 if (
@@ -285,6 +309,49 @@ class Context:
         position = live.branch().take()
         if live.known(position, "value", _name(name), digest(cleaned)) is None:
             live.record(Note(position=position, name=name, value=cleaned))
+
+    def write(self, name: str, value: object) -> None:
+        """Write a declared field of the state by its rule, once, with the next decision.
+
+        Other branches see it once they have joined this one: writes merge in the order of the
+        branches. Raises ValueError for a field that is not declared or a value that does not fit.
+        """
+        declared = self._fields.get(name)
+        if declared is None:
+            raise ValueError(f"the state has no field {name!r}")
+        cleaned = _inline(clean(value))
+        after = merged(declared.rule, self.read(name), cleaned)
+        if declared.json_schema is not None:
+            problem = problem_with_value(declared.json_schema, after)
+            if problem is not None:
+                raise ValueError(f"the field {name} does not fit at {problem}")
+        live = self._live
+        position = live.branch().take()
+        told: dict[str, JsonValue] = {"field": name, "rule": declared.rule, "value": cleaned}
+        self._writes[position] = told
+        if live.known(position, "value", FIELD_EVENT_NAME, digest(told)) is None:
+            live.record(Note(position=position, name=FIELD_EVENT_NAME, value=told))
+
+    def _written_in(self, branch: Branch) -> dict[str, JsonValue]:
+        """Return the writes of the branches of the gather that has just ended in a branch."""
+        gather = at(branch.path, branch.count - 1) + "."
+        return {
+            position: write
+            for position, write in self._writes.items()
+            if position.startswith(gather)
+        }
+
+    def read(self, name: str) -> Any:
+        """Return what a declared field holds, as this branch sees it: no other's writes beside it."""
+        declared = self._fields.get(name)
+        if declared is None:
+            raise ValueError(f"the state has no field {name!r}")
+        branch = self._live.branch()
+        here = at(branch.path, branch.count)
+        seen = {
+            position: write for position, write in self._writes.items() if is_before(position, here)
+        }
+        return copied(held(seen).get(name, empty(declared.rule)))
 
     def publish(self, topic: str, value: object = None) -> None:
         """Publish to a topic of the root's thread, once, with the next decision.

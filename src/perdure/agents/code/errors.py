@@ -59,5 +59,16 @@ class AgentFailed(Exception):
         self.details = dict(details or {})
 
 
+class StateConflict(AgentFailed):
+    """Two branches replaced one field of the state. Uncaught, it ends the run with CONFLICT."""
+
+    def __init__(self, name: str, first: str, second: str) -> None:
+        super().__init__(
+            f"two branches replaced the field {name}, at {first} and at {second}",
+            FailureCode.CONFLICT,
+            {"field": name, "positions": [first, second]},
+        )
+
+
 class Diverged(BaseException):
     """The function asks for something else than its journal says at this position."""

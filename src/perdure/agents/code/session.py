@@ -5,7 +5,7 @@ hands the function what was recorded since, lets it run until nothing moves, ask
 wants asked, lets it go on once, and decides: all new operations of all branches in one decision.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -44,6 +44,7 @@ from perdure.protocol.decisions import (
 )
 from perdure.protocol.errors import Invalid, PerdureError
 from perdure.protocol.failures import Failure, FailureCode, Stage
+from perdure.protocol.fields import StateField
 from perdure.protocol.policies import RetryPolicy
 from perdure.protocol.values import CALLS_PER_STEP_MAX, Value
 from perdure.tools.bridge import Call
@@ -73,7 +74,9 @@ class CodeSession:
         model_retry: RetryPolicy,
         timeout_s: float,
         grace_s: float,
+        fields: Mapping[str, StateField],
     ) -> None:
+        self._fields = fields
         self._function = function
         self._code = code
         self._around = around
@@ -198,7 +201,7 @@ class CodeSession:
         self._generation = self._code.generation
         value = copied(context.input)
         live = LiveFunction(
-            start=lambda: self._function(Context(live, context), value),
+            start=lambda: self._function(Context(live, context, self._fields), value),
             run_id=context.facts.run_id,
             journal=journal,
             now=self._around.clock.now(),
