@@ -24,6 +24,7 @@ from perdure.protocol.states import Answer, AttemptEnd, RunState, ToolCallStatus
 from perdure.testing.embedded import call, calls, scripted, unasked
 from perdure.testing.tools import WRITE, ToolZoo
 from perdure.tools import ToolUnavailable, tool
+from perdure.tools.limits import Slots
 from tests.flow.world import data_of, flow
 
 QUICK = RetryPolicy(attempts_max=2, backoff_s=0.02)
@@ -229,3 +230,24 @@ async def test_each_call_in_back_off_is_tried_at_its_own_time(url: str, zoo: Too
         assert at["soon"][1] < at["later"][1]
         await engine.answer(question.interrupt_id, Answer.APPROVE)
         assert (await engine.wait_terminal(run_id)).hot.state is RunState.SUCCEEDED
+
+
+async def test_a_call_that_waits_for_a_place_was_not_begun(
+    url: str, zoo: ToolZoo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Decision 23, R-5.7: no row says that it was, so a crash in between asks nobody what became
+    of it; once there is a place it runs, its sibling as well."""
+    stuck = scripted("stuck", [call("hang"), Finish(answer=1)], tools=["hang"])
+    pair = calls(("echo", {"value": 1}), ("echo", {"value": 2}))
+    waits = scripted("waits", [pair, Finish(answer=2)], tools=["echo"])
+    async with flow(url, [stuck, waits], zoo) as engine:
+        monkeypatch.setattr(engine.tools, "_slots", Slots(1))
+        first = await engine.submit("stuck")
+        await zoo.wait_started("hang")
+        second = await engine.submit("waits")
+        await engine.wait_event(second, "action")
+        assert await engine.core.reader.list_executions(second) == []
+        zoo.open_gate()
+        for run_id in (first, second):
+            assert (await engine.wait_terminal(run_id)).hot.state is RunState.SUCCEEDED
+        assert len(await engine.core.reader.list_executions(second)) == 2

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import anyio
 import pytest
@@ -382,3 +383,33 @@ class TestStopping:
 
 def user_name(runner: LocalToolRunner) -> str:
     return runner.user_code.name
+
+
+async def test_a_place_is_kept_before_a_call_and_given_back_once() -> None:
+    """Decision 23: with the last slot taken, or its rate used up, a call is not begun yet."""
+
+    @tool(rate_limit_per_minute=2)
+    def rare() -> str:
+        """Be rare."""
+        return "done"
+
+    @tool
+    def plain() -> str:
+        """Be plain."""
+        return "done"
+
+    async with LocalToolRunner(ToolRegistry([rare, plain]), slots_max=1) as runner:
+        kept = runner.reserve(plain.spec, 1.0)
+        assert kept is not None
+        assert runner.reserve(plain.spec, 1.0) is None
+        kept.give_back()
+        kept.give_back()
+        for _ in range(2):
+            again = runner.reserve(rare.spec, 60.0)
+            assert again is not None
+            made = replace(invocation_of(rare.spec), place=again)
+            assert (await runner.invoke(made)).result.output == "done"
+            assert runner.reserve(plain.spec, 1.0) is None
+            again.give_back()
+        assert runner.reserve(rare.spec, 60.0) is None
+        assert runner.reserve(rare.spec, 1.0) is not None, "it is refused when it is run"

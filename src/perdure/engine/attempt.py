@@ -38,7 +38,7 @@ from perdure.engine.planning import Judge, draft_decision, draft_inherited, draf
 from perdure.engine.ports import AuthorError, HostedAgent, Planner, PlannerFailure, PlannerSession
 from perdure.engine.replies import Replies
 from perdure.engine.sessions import session_of
-from perdure.engine.steps import fail, rejection, settle
+from perdure.engine.steps import fail, rejection
 from perdure.engine.topics import find_subscribers, publishes
 from perdure.engine.tree import close_unheld, tell_parent
 from perdure.engine.values import describe, short
@@ -114,6 +114,7 @@ class Attempt:
         try:
             await self._run()
         finally:
+            self.effects.give_back()
             if self.session is not None:
                 with anyio.CancelScope(shield=True):  # bounded by the session's grace
                     await self.session.close()
@@ -215,8 +216,8 @@ class Attempt:
         draft_decision(draft, decision, self.judge, self._replies)
         dispatched = self.effects.dispatch(draft)
         stands = draft.view.snapshot.state is RunState.EXECUTING and draft.attempt_end is None
-        if stands and not dispatched:
-            settle(draft, retry_in_s=self.effects.retry_in_s(draft))
+        if stands:
+            self.effects.settle_idle(draft, dispatched)
         if await self.commit(draft):
             self._decision = self._replies = None
             await self.effects.work(dispatched)

@@ -12,7 +12,7 @@ from pydantic import JsonValue
 from perdure.engine.core import Core
 from perdure.engine.draft import Draft
 from perdure.engine.fold import OpenCall, is_side_effect
-from perdure.engine.ports import LocalStep, ToolInvocation, ToolOutcome, ToolRunner
+from perdure.engine.ports import LocalStep, Place, ToolInvocation, ToolOutcome, ToolRunner
 from perdure.engine.results import add_result, runtime_result
 from perdure.engine.view import RunView
 from perdure.protocol.events import ErrorEvent, ResumeEvent
@@ -248,6 +248,7 @@ def invocation_of(
     timeout_s: float,
     on_late: Callable[[ToolOutcome], None] = lambda _: None,
     body: LocalStep | None = None,
+    place: Place | None = None,
 ) -> ToolInvocation:
     """Return how a call is handed to its tool."""
     return ToolInvocation(
@@ -264,4 +265,5 @@ def invocation_of(
         timeout_s=timeout_s,
         on_late=on_late,
         body=body,
+        place=place,
     )

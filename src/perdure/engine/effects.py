@@ -17,7 +17,7 @@ from perdure.engine.fold import OpenCall
 from perdure.engine.held import Finished, HeldRun
 from perdure.engine.journal import STEP_TOOLS
 from perdure.engine.planning import request_approval
-from perdure.engine.ports import LocalStep, PlannerFailure, ToolOutcome
+from perdure.engine.ports import LocalStep, Place, PlannerFailure, ToolOutcome
 from perdure.engine.results import (
     add_pending,
     add_result,
@@ -53,6 +53,9 @@ class Effects:
     attempt: HeldRun
     unrecorded: list[Finished] = field(default_factory=list[Finished])
     in_flight: dict[str, ToolSpec] = field(default_factory=dict[str, ToolSpec])
+    starved: ToolSpec | None = None
+    """The tool of a call that could run at once but for a place."""
+    _places: dict[str, Place] = field(default_factory=dict[str, Place])
     _bell: anyio.Event = field(default_factory=anyio.Event)
 
     @property
@@ -113,13 +116,31 @@ class Effects:
             await self.attempt.judge.learn_open(self.attempt.around.core.directory, self._view)
         draft = self.attempt.draft()
         dispatched = self.dispatch(draft)
-        if not dispatched and not self.in_flight:
-            settle(draft, retry_in_s=self.retry_in_s(draft))
+        if self.starved is not None and not (dispatched or draft.events):
+            wait_s = self.attempt.around.core.settings.poll_interval_s
+            await self.attempt.around.tools.wait_for_place(self.starved, wait_s)
+            await self.attempt.look_for_answers()
+            return
+        self.settle_idle(draft, dispatched)
         if await self.attempt.commit(draft):
             await self.work(dispatched)
 
+    def settle_idle(self, draft: Draft, dispatched: list[OpenCall]) -> None:
+        """Draft what follows when no call runs; one that only lacks a place is waited for."""
+        if not dispatched and not self.in_flight and self.starved is None:
+            settle(draft, retry_in_s=self.retry_in_s(draft))
+
+    def give_back(self) -> None:
+        """Give the places back that are kept for calls which do not run."""
+        for call_id in [one for one in self._places if one not in self.in_flight]:
+            self._places.pop(call_id).give_back()
+
     def dispatch(self, draft: Draft) -> list[OpenCall]:
-        """Draft the execution rows of the calls that can run at once; return these calls."""
+        """Draft the execution rows of the calls that can run at once; return these calls.
+
+        A place is kept for each before. Those of a draft that was not written are given back.
+        """
+        self.give_back()
         chosen = self._choose(draft)
         if not chosen:
             return chosen
@@ -148,33 +169,43 @@ class Effects:
 
     def _choose(self, draft: Draft) -> list[OpenCall]:
         view, tools = draft.view, self.attempt.around.tools
+        self.starved = None
         if not view.snapshot.open_calls or self._is_closed(draft):
             return []
         if self.attempt.judge.cards:
             self._start_children(draft)
-        free = max(tools.free_slots, 1)
         alone = any(not spec.parallel for spec in self.in_flight.values())
         now = self.attempt.around.core.clock.monotonic()
         chosen: list[OpenCall] = []
         for call in view.runnable_calls():
-            if alone or len(chosen) >= free:
+            if alone:
                 break
             if view.retry_at.get(call.tool_call_id, 0) > now or is_held(view, call):
                 continue
-            spec = self._spec_of(call)
+            spec = self._spec_to_run(draft, call)
             if spec is None:
-                self._no_tool(draft, call)
-                continue
-            if _approval_is_stale(call, spec):
-                self._ask_again(draft, call, spec)
-                continue
-            if spec.agent is not None:  # its agent is looked up with the next turn
                 continue
             if not spec.parallel and (chosen or self.in_flight):
                 break
+            place = tools.reserve(spec, self._timeout_s(spec))
+            if place is None:
+                self.starved = spec
+                continue
+            self._places[call.tool_call_id] = place
             chosen.append(call)
             alone = not spec.parallel
         return chosen
+
+    def _spec_to_run(self, draft: Draft, call: OpenCall) -> ToolSpec | None:
+        """Return the declaration of a tool that may run now; else draft what comes instead."""
+        spec = self._spec_of(call)
+        if spec is None:
+            self._no_tool(draft, call)
+        elif _approval_is_stale(call, spec):
+            self._ask_again(draft, call, spec)
+        elif spec.agent is None:  # else its agent is looked up with the next turn
+            return spec
+        return None
 
     def _start_children(self, draft: Draft) -> None:
         """Draft the children that carry out calls of agents; they take no slot."""
@@ -250,8 +281,11 @@ class Effects:
                     group.start_soon(self._run, call)
 
     def _others_may_move(self) -> bool:
-        """Tell whether more than the end of a call can bring the step on: an answer, a back-off."""
-        return bool(self._view.snapshot.open_interrupts) or self._next_due_s() is not None
+        """Tell whether more than the end of a call can bring the step on: an answer, a back-off, a
+        place that becomes free.
+        """
+        asks = bool(self._view.snapshot.open_interrupts)
+        return asks or self.starved is not None or self._next_due_s() is not None
 
     def _next_due_s(self) -> float | None:
         """Return how long until a back-off is over; those that are over wait for a slot only."""
@@ -266,7 +300,8 @@ class Effects:
         answers now and then.
         """
         asks, due_s = bool(self._view.snapshot.open_interrupts), self._next_due_s()
-        poll_s = self.attempt.around.core.settings.poll_interval_s if asks else None
+        polls = asks or self.starved is not None
+        poll_s = self.attempt.around.core.settings.poll_interval_s if polls else None
         limits = [limit for limit in (poll_s, due_s) if limit is not None]
         if not limits:
             await self._bell.wait()
@@ -297,12 +332,16 @@ class Effects:
                 timeout_s=self._timeout_s(spec),
                 on_late=lambda late: self._came_late(call, number, late),
                 body=self._step_of(call),
+                place=self._places.get(call.tool_call_id),
             )
             self.attempt.check_lease()
             outcome = await around.tools.invoke(invocation)
             self.unrecorded.append(Finished(call=call, execution=number, outcome=outcome))
         finally:
             self.in_flight.pop(call.tool_call_id, None)
+            place = self._places.pop(call.tool_call_id, None)
+            if place is not None:
+                place.give_back()
             self._bell.set()
 
     async def _fetch_args(self, call: OpenCall) -> None:
@@ -366,9 +405,8 @@ class Effects:
             elif item.source == "tool" and item.outcome.result.status is not ToolCallStatus.PENDING:
                 surpassed.append(item)
         dispatched = self.dispatch(draft)
-        if not dispatched and not self.in_flight:
-            settle(draft, retry_in_s=self.retry_in_s(draft))
-        elif not dispatched and not batch:
+        self.settle_idle(draft, dispatched)
+        if self.in_flight and not (dispatched or batch or draft.events):
             return []
         if not await self.attempt.commit(draft):
             return []

@@ -169,7 +169,7 @@ class ToolInvocation:
 
     `on_late` is called (on the engine's loop) with the outcome of an execution that was given up
     by timeout or cancel and ended afterwards all the same. `body` runs in the place of the tool's
-    own code: a step of a code agent.
+    own code: a step of a code agent. `place` was kept for it; without one it waits for its turn.
     """
 
     spec: ToolSpec
@@ -185,14 +185,30 @@ class ToolInvocation:
     timeout_s: float
     on_late: Callable[[ToolOutcome], None] = field(default=lambda _: None)
     body: LocalStep | None = None
+    place: "Place | None" = None
+
+
+class Place(Protocol):
+    """A place that is kept for one execution, from before its row is durable."""
+
+    def give_back(self) -> None:
+        """Let others have it; a second time does nothing. The execution itself does so at its end."""
+        ...
 
 
 class ToolRunner(Protocol):
     """Finds and runs tools. One gate for every kind of tool."""
 
-    @property
-    def free_slots(self) -> int:
-        """How many more calls can start at once."""
+    def reserve(self, spec: ToolSpec, timeout_s: float) -> Place | None:
+        """Keep a place for an execution of a tool; None: all are taken, or its rate lets it wait.
+
+        So no call waits in a queue whose row says that it was begun: one that was cut off there
+        would be taken for one that may have had its effect (decision 23).
+        """
+        ...
+
+    async def wait_for_place(self, spec: ToolSpec, wait_s: float) -> None:
+        """Return once there may be a place for a tool, or after a time."""
         ...
 
     def find(self, name: str, version: str | None) -> ToolSpec | None:

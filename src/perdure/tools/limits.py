@@ -10,6 +10,8 @@ import anyio
 
 from perdure.protocol.tools import ToolSpec
 
+_TICK_S = 1e-9
+
 
 class Slots:
     """A number of places, taken and given back."""
@@ -29,6 +31,15 @@ class Slots:
             return False
         self._free -= 1
         return True
+
+    async def take_in_turn(self, timeout_s: float) -> bool:
+        """Take a slot, waiting at most so long; return whether it was given."""
+        return self.take_nowait() or await self.take(timeout_s)
+
+    async def wait(self, timeout_s: float) -> None:
+        """Return once a slot may be free, or after a time; takes none."""
+        if await self.take(timeout_s):
+            self.give_back()
 
     async def take(self, timeout_s: float) -> bool:
         """Wait for a slot at most so long; return whether it was given."""
@@ -55,6 +66,18 @@ class Slots:
 
 
 @dataclass(slots=True)
+class KeptPlace:
+    """A slot of each kind that an execution needs; they go back together, once."""
+
+    taken: list[Slots]
+
+    def give_back(self) -> None:
+        """Give them back."""
+        while self.taken:
+            self.taken.pop().give_back()
+
+
+@dataclass(slots=True)
 class _Bucket:
     full_at: float
 
@@ -69,6 +92,15 @@ class Rates:
     def __init__(self) -> None:
         self._buckets: dict[str, _Bucket] = {}
 
+    def wait_s(self, spec: ToolSpec) -> float:
+        """Return how long a call would wait for the tool's turn now; takes none."""
+        per_minute, bucket = spec.rate_limit_per_minute, self._buckets.get(spec.name)
+        if per_minute is None or bucket is None:
+            return 0.0
+        now = anyio.current_time()
+        wait_s = max(bucket.full_at, now) + 60.0 / per_minute - now - 60.0
+        return wait_s if wait_s > _TICK_S else 0.0
+
     async def admit(self, spec: ToolSpec, wait_max_s: float) -> bool:
         """Wait for the tool's turn; False, without a wait, when that takes longer than allowed."""
         per_minute = spec.rate_limit_per_minute
@@ -82,6 +114,6 @@ class Rates:
         if wait_s > wait_max_s:
             return False
         bucket.full_at = full_at
-        if wait_s > 1e-9:
+        if wait_s > _TICK_S:
             await anyio.sleep(wait_s)
         return True

@@ -23,7 +23,7 @@ from perdure.tools.bridge import Call
 from perdure.tools.caught import Caught
 from perdure.tools.frames import call_frame
 from perdure.tools.jobs import Job, JobKind, copied, job_for
-from perdure.tools.limits import Rates, Slots
+from perdure.tools.limits import KeptPlace, Rates, Slots
 from perdure.tools.process import ProcessCall, ProcessEnd, ProcessPool
 from perdure.tools.registry import ToolRegistry
 from perdure.tools.results import (
@@ -102,6 +102,41 @@ class LocalToolRunner:
         """Return how many more calls would start at once."""
         return 0 if self.user_code.exhausted else self._slots.free
 
+    def reserve(self, spec: ToolSpec, timeout_s: float) -> KeptPlace | None:
+        """Keep a place; see the port. What is refused anyway when it is run waits for nothing: when
+        too many calls never returned, or its rate would let it wait longer than its timeout.
+        """
+        if 0 < self._rates.wait_s(spec) <= timeout_s:
+            return None
+        needed = self._needed(spec)
+        taken: list[Slots] = []
+        for slots in needed:
+            if not slots.take_nowait():
+                KeptPlace(taken).give_back()
+                return None
+            taken.append(slots)
+        return KeptPlace(taken)
+
+    async def wait_for_place(self, spec: ToolSpec, wait_s: float) -> None:
+        """Wait for the place that a tool lacks; see the port."""
+        rest_s = self._rates.wait_s(spec)
+        if rest_s > 0:
+            await anyio.sleep(min(wait_s, rest_s))
+            return
+        for slots in self._needed(spec):
+            if slots.free == 0:
+                await slots.wait(wait_s)
+                return
+
+    def _needed(self, spec: ToolSpec) -> list[Slots]:
+        """Return of which slots an execution takes one each."""
+        tool = self.registry.get(spec.name, spec.version)
+        if tool is None or tool.spec.trusted or self._inline or self.user_code.exhausted:
+            return []
+        if tool.isolation == "process":
+            return [self._slots, self._process_slots]
+        return [self._slots]
+
     @property
     def lost_slots(self) -> int:
         """Return how many executions were given up and still run."""
@@ -164,7 +199,8 @@ class LocalToolRunner:
         )
         if tool.spec.trusted or self._inline:
             return await execution.run_inline()
-        if not self._slots.take_nowait() and not await self._slots.take(execution.timeout_s):
+        place = invocation.place
+        if place is None and not await self._slots.take_in_turn(execution.timeout_s):
             return execution.refuse(f"no slot became free within {execution.timeout_s:g} s")
         try:
             if tool.isolation == "process":
@@ -173,11 +209,12 @@ class LocalToolRunner:
                 return execution.refuse("too many earlier calls never returned")
             return await execution.run_beside()
         finally:
-            self._slots.give_back()
+            if place is None:
+                self._slots.give_back()
 
     async def _run_in_process(self, tool: Tool, execution: "_Execution") -> ToolOutcome | None:
-        slots = self._process_slots
-        if not slots.take_nowait() and not await slots.take(execution.timeout_s):
+        slots, place = self._process_slots, execution.invocation.place
+        if place is None and not await slots.take_in_turn(execution.timeout_s):
             return execution.refuse(f"no process became free within {execution.timeout_s:g} s")
         try:
             frame = call_frame(
@@ -188,7 +225,8 @@ class LocalToolRunner:
             )
             return await execution.run_in_process(ProcessCall(self._processes, frame))
         finally:
-            slots.give_back()
+            if place is None:
+                slots.give_back()
 
     @property
     def grace_s(self) -> float:
