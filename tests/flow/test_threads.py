@@ -9,6 +9,7 @@ from perdure.engine.context import PlannerContext
 from perdure.protocol.decisions import Decision, Finish
 from perdure.protocol.errors import Conflict, Gone, Invalid, ThreadBusy
 from perdure.protocol.events import StateEvent
+from perdure.protocol.failures import FailureCode
 from perdure.protocol.messages import TextPart
 from perdure.protocol.runs import RunRow
 from perdure.protocol.states import ArtifactStatus, RunState
@@ -185,6 +186,37 @@ async def test_a_branch_of_a_busy_thread_runs_beside_and_is_adopted(url: str, zo
         made = (await fork(service, LOCAL, busy, ForkRequest(input="what if"))).run
         await answer_of(engine, made.run_id)
         assert (await ask(engine, "on", made.thread_id))[0] == ["one", "what if", "on"]
+
+
+async def test_an_optimistic_run_ends_in_conflict_when_its_thread_has_moved(
+    url: str, zoo: ToolZoo
+) -> None:
+    """R-11.1: it runs beside the active run; who comes second finds that the thread says more."""
+    async with flow(url, [TALKING], zoo) as engine:
+        service = Service(core=engine.core)
+        _, thread = await ask(engine, "one")
+        busy = await engine.submit("talks", "hang", thread_id=thread)
+        await zoo.wait_started("hang")
+
+        async def beside(text: str) -> str:
+            order = engine.order("talks", text, thread_id=thread, multitask_strategy="optimistic")
+            return (await engine.submit_order(order)).row.facts.run_id
+
+        quick = await beside("quick")
+        assert await answer_of(engine, quick) == ["one", "hang", "quick"]
+        slow = await beside("hang too")
+        await zoo.wait_started("hang", 2)
+        queued = await engine.submit("talks", "queued", thread_id=thread)
+        await say(service, thread, "aside")
+        zoo.open_gate()
+        row = await engine.wait_terminal(slow)
+        assert (row.hot.state, row.hot.code) == (RunState.FAILED, FailureCode.CONFLICT)
+        failure = data_of(await engine.events(slow), StateEvent)[-1].failure
+        assert failure is not None
+        assert failure.details["began_at"] == 5
+        assert (await engine.wait_terminal(busy)).hot.state is RunState.SUCCEEDED
+        assert (await engine.wait_terminal(queued)).hot.state is RunState.SUCCEEDED
+        assert await answer_of(engine, await beside("alone"))
 
 
 async def test_a_deleted_thread_is_gone_but_for_what_its_branches_share(

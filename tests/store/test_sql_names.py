@@ -29,6 +29,7 @@ ONLY_POSTGRES = {
     "lock_run": LOCKS,
     "lock_runs": LOCKS,
     "lock_thread": LOCKS,
+    "lock_thread_of": LOCKS,
     "lock_threads": LOCKS,
     "move_runs": SET_ORIENTED,
     "read_clock": "SQLite's clock is the process's",

@@ -34,6 +34,7 @@ from perdure.engine.inheriting import taken_over
 from perdure.engine.lease import Lease, LeaseGone, Stop
 from perdure.engine.limits import before_planning
 from perdure.engine.load import Damaged, catch_up, load_view
+from perdure.engine.optimism import conflict_of, guard_end
 from perdure.engine.planning import Judge, draft_decision, draft_inherited, draft_model_uses
 from perdure.engine.ports import AuthorError, HostedAgent, Planner, PlannerFailure, PlannerSession
 from perdure.engine.replies import Replies
@@ -207,6 +208,10 @@ class Attempt:
         except PlannerFailure as error:
             await self._planner_failed(error)
             return
+        conflict = await conflict_of(self.core, self.view, decision)
+        if conflict is not None:
+            await self._end_in_conflict(decision, conflict)
+            return
         await self.judge.learn(self.core.directory, decision)
         if publishes(decision, self.agent):
             self.judge.subscribers[:] = await find_subscribers(
@@ -214,6 +219,7 @@ class Attempt:
             )
         draft = self.draft()
         draft_decision(draft, decision, self.judge, self._replies)
+        guard_end(draft)
         dispatched = self.effects.dispatch(draft)
         stands = draft.view.snapshot.state is RunState.EXECUTING and draft.attempt_end is None
         if stands:
@@ -221,6 +227,12 @@ class Attempt:
         if await self.commit(draft):
             self._decision = self._replies = None
             await self.effects.work(dispatched)
+
+    async def _end_in_conflict(self, decision: Decision, conflict: Failure) -> None:
+        draft = self.draft()
+        draft_model_uses(draft, decision, self._replies)
+        fail(draft, conflict)
+        await self.commit(draft)
 
     async def _act(self) -> None:
         """Run what the step asks for; the steps of code need its function where it stood."""

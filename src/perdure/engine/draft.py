@@ -84,6 +84,7 @@ class Draft:
     now: datetime | None = None
     """The store's time, where a change is made beside no holder and the run waits for a time."""
     with_checkpoint: bool = True
+    unmoved_since: int | None = None
     is_closing: bool = False
     """Set when the run is brought to its end, at once or after its children."""
     _from_state: RunState = field(init=False)
@@ -226,6 +227,7 @@ class Draft:
             handed_to=self.handed_to,
             new_callbacks=tuple(self.new_callbacks),
             callbacks_over=tuple(self.callbacks_over),
+            unmoved_since=self.unmoved_since,
         )
 
     def _checkpoint(self) -> NewCheckpoint:

@@ -150,10 +150,11 @@ class RunOptions(Model):
     required_artifacts: tuple[str, ...] = Field(default=(), max_length=50)
     multitask_strategy: str = Field(
         default="enqueue",
-        pattern="^(enqueue|reject|interrupt|rollback|fork)$",
+        pattern="^(enqueue|reject|interrupt|rollback|fork|optimistic)$",
         description="when the thread has an active run: wait behind it, be refused, cancel it "
-        "with this action and wait behind the runs that wait already, or start at once on a branch "
-        "of the thread that says what the thread said before that run",
+        "with this action and wait behind the runs that wait already, start at once on a branch of "
+        "the thread that says what the thread said before that run, or start at once beside it and "
+        "end with CONFLICT when the thread says more by the time it has its answer",
     )
     cancel_policy: CancelAction = Field(
         default=CancelAction.INTERRUPT, description="the action of a cancel that names none"

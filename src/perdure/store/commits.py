@@ -246,6 +246,8 @@ class Commit:
     """Calls that wait for their callback from here on; a timer is set for each, or moved."""
     callbacks_over: tuple[str, ...] = ()
     """Calls that no longer wait for one: their timers go."""
+    unmoved_since: int | None = None
+    """Set: the commit is Behind when the thread says something of others behind this position."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

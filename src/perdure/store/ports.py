@@ -73,7 +73,9 @@ class Store(Protocol):
         first event: later than 0 when it shares the steps of an origin. Concurrent calls with one
         key create one run. Raises Gone when the history of its origin is no longer whole, NotFound
         for a thread that is not the tenant's, Gone for a deleted one, ThreadBusy when the options
-        say `reject` and the thread has an active run. When they say `fork` then, the run gets the
+        say `reject` and the thread has an active run. When they say `optimistic` then, the run is
+        claimable at once; the thread keeps its active run, and such a run takes no turn in it.
+        When they say `fork` then, the run gets the
         new thread `branch_thread_id`, which begins with what the thread said before the active run.
 
         When they say `interrupt` or `rollback`, the thread's active run gets that cancel in the
@@ -132,6 +134,9 @@ class Store(Protocol):
           is not detached is unfinished, and makes none after a cancel: such a commit is Refused.
           A child that does not make its thread joins it as by `insert_run`, behind its active run;
           Refused when the thread is not there. The commit of an end may hold detached ones.
+        - *Threads*: with `unmoved_since` a commit that nothing else speaks against is Behind when
+          `Reader.moved_at` tells a position of the run's thread; it is looked at under the
+          thread's lock.
         - *Callbacks*: `new_callbacks` sets a timer of kind `callback` for each call, or moves it;
           `callbacks_over` removes them. A call named in both has none.
         """
@@ -501,6 +506,12 @@ class Reader(Protocol):
         """Return a page of threads by id, newest first, without the deleted ones.
 
         With `metadata` those that have each of these pairs among theirs, the values being equal.
+        """
+        ...
+
+    async def moved_at(self, thread_id: str, since: int, run_id: str) -> int | None:
+        """Return the first position behind `since` at which the thread says something of others
+        than the run; None: it says nothing. Inputs of runs are not counted, their messages are.
         """
         ...
 

@@ -25,7 +25,7 @@ from perdure.protocol.events import (
 )
 from perdure.protocol.policies import RetryPolicy
 from perdure.protocol.records import MessageRow, ThreadBase, ThreadRow
-from perdure.protocol.runs import RunFacts, RunHot
+from perdure.protocol.runs import RunFacts, RunHot, RunOptions
 from perdure.protocol.states import (
     FAULT_ENDS,
     LEGAL_PAIRS,
@@ -295,6 +295,11 @@ def first_hot(new: NewRun, now: datetime, *, queued: bool) -> RunHot:
         deadline_at=None if limit_s is None else now + timedelta(seconds=limit_s),
         updated_at=now,
     )
+
+
+def takes_no_turn(options: RunOptions) -> bool:
+    """Tell whether a run never waits for its thread: it works beside the active run."""
+    return options.multitask_strategy == "optimistic"
 
 
 def superseding(new: NewRun) -> CancelWish | None:

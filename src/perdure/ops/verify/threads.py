@@ -11,6 +11,7 @@ from perdure.protocol.runs import RunRow
 from perdure.protocol.states import RunState
 from perdure.protocol.topics import SubscriptionRow
 from perdure.store.ports import Reader, RunFilter
+from perdure.store.rules import takes_no_turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +20,8 @@ class Turn:
 
     run_id: str
     is_root: bool
+    beside: bool
+    """It works beside the active run (`optimistic`)."""
     state: RunState
     started_at: datetime | None
     finished_at: datetime | None
@@ -120,6 +123,7 @@ async def _runs(reader: Reader, tenant_id: str, thread_id: str) -> list[Turn]:
         Turn(
             run_id=row.facts.run_id,
             is_root=row.facts.parent_run_id is None,
+            beside=takes_no_turn(row.facts.options),
             state=row.hot.state,
             started_at=row.hot.started_at,
             finished_at=row.hot.finished_at,
@@ -129,10 +133,16 @@ async def _runs(reader: Reader, tenant_id: str, thread_id: str) -> list[Turn]:
     ]
 
 
-@rule("I37", "The root runs of a thread do not overlap in time.", scope="thread")
+@rule(
+    "I37",
+    "The root runs of a thread do not overlap in time, but for optimistic ones.",
+    scope="thread",
+)
 def runs_take_turns(record: ThreadRecord) -> Found:
     started = [
-        (run.started_at, run) for run in record.runs if run.is_root and run.started_at is not None
+        (run.started_at, run)
+        for run in record.runs
+        if run.is_root and not run.beside and run.started_at is not None
     ]
     started.sort(key=lambda item: item[0])
     before: Turn | None = None

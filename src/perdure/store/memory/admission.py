@@ -28,7 +28,7 @@ def insert(tables: Tables, new: NewRun, now: datetime) -> Inserted:
     if base is not None:
         tables.bases.append(base)
         thread = replace(thread, last_position=base.base_position)
-    queued = thread.active_run_id is not None
+    queued = thread.active_run_id is not None and not rules.takes_no_turn(new.options)
     if queued and new.options.multitask_strategy == "reject":
         raise ThreadBusy("the thread has an active run", details={"run_id": thread.active_run_id})
     superseded = _supersede(tables, thread, new, now)

@@ -17,6 +17,7 @@ from perdure.protocol.records import (
 )
 from perdure.protocol.states import TERMINAL, InterruptStatus, StepStatus
 from perdure.store.commits import (
+    Behind,
     Commit,
     CommitResult,
     Committed,
@@ -30,6 +31,7 @@ from perdure.store.commits import (
 )
 from perdure.store.memory.admission import insert_children
 from perdure.store.memory.tables import Run, Tables
+from perdure.store.memory.threads import moved_at
 from perdure.store.rules import advance, judge, lasting_digests, ready_at
 
 STEP_ENDS = frozenset({StepStatus.SUCCEEDED, StepStatus.FAILED, StepStatus.CANCELLED})
@@ -43,6 +45,9 @@ def apply(tables: Tables, commit: Commit, now: datetime) -> CommitResult:
     verdict = judge(commit, run.hot)
     if verdict is not None:
         return verdict
+    since = commit.unmoved_since
+    if since is not None and moved_at(tables, run.facts.thread_id, since, commit.run_id):
+        return Behind(seq=run.hot.last_seq)
     reason = why_not(tables, commit)
     if reason is not None:
         return Refused(reason=reason)

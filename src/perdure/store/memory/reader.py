@@ -257,6 +257,10 @@ class MemoryReader:
         ]
         return _newest(rows, lambda row: row.thread_id, after, limit)
 
+    async def moved_at(self, thread_id: str, since: int, run_id: str) -> int | None:
+        """See `Reader.moved_at`."""
+        return threads.moved_at(self._tables, thread_id, since, run_id)
+
     async def thread_bases(self, thread_id: str) -> list[ThreadBase]:
         """See `Reader.thread_bases`."""
         return threads.bases_of(self._tables, thread_id)

@@ -27,7 +27,7 @@ from perdure.protocol.runs import RunFacts, RunHot, RunRow
 from perdure.protocol.states import TERMINAL, AttemptEnd, ParkedOn
 from perdure.protocol.topics import SubscriptionRow
 from perdure.store.commits import NewBlob, Replayed, RequestKey, TimerKind
-from perdure.store.rules import Kept, next_in_thread
+from perdure.store.rules import Kept, next_in_thread, takes_no_turn
 
 Clock = Callable[[], datetime]
 
@@ -228,7 +228,9 @@ class Tables:
         waiting = [
             run
             for run in self.runs.values()
-            if run.facts.thread_id == thread.thread_id and run.hot.state not in TERMINAL
+            if run.facts.thread_id == thread.thread_id
+            and run.hot.state not in TERMINAL
+            and not takes_no_turn(run.facts.options)
         ]
         following = min(waiting, key=lambda run: run.input_position, default=None)
         self.threads[thread.thread_id] = replace(

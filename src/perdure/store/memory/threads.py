@@ -70,6 +70,18 @@ def bases_of(tables: Tables, thread_id: str) -> list[ThreadBase]:
     return sorted(mine, key=lambda base: base.from_position)
 
 
+def moved_at(tables: Tables, thread_id: str, since: int, run_id: str) -> int | None:
+    """Return the first position at which a thread says something of others than the run."""
+    said = [
+        message.position
+        for message in tables.messages.values()
+        if message.thread_id == thread_id
+        and (message.run_id is None or (message.run_id != run_id and message.seq is not None))
+    ]
+    said += [base.from_position for base in bases_of(tables, thread_id)]
+    return min((position for position in said if position > since), default=None)
+
+
 def branches_of(tables: Tables, thread_id: str) -> list[ThreadBase]:
     """Return the forks of a thread, oldest first."""
     found = [

@@ -78,10 +78,11 @@ class _Place:
     position: int = 1
     active: str | None = None
     base: ThreadBase | None = None
+    beside: bool = False
 
     @property
     def queued(self) -> bool:
-        return self.active is not None
+        return self.active is not None and not self.beside
 
 
 class Admission:
@@ -314,7 +315,11 @@ async def _place(connection: Connection, new: NewRun) -> _Place:
     active = None if found is None else id_in(RUN, found)
     if active is not None and new.options.multitask_strategy == "reject":
         raise ThreadBusy("the thread has an active run", details={"run_id": active})
-    return _Place(position=rows[0]["last_position"] + 1, active=active)
+    return _Place(
+        position=rows[0]["last_position"] + 1,
+        active=active,
+        beside=rules.takes_no_turn(new.options),
+    )
 
 
 async def keep_blobs(connection: Connection, new: NewRun, clock: datetime | None) -> None:

@@ -20,6 +20,7 @@ from perdure.protocol.errors import Unavailable, Unreadable
 from perdure.protocol.ids import hex_of
 from perdure.protocol.states import IllegalTransition
 from perdure.store.commits import (
+    Behind,
     Busy,
     Commit,
     CommitResult,
@@ -43,6 +44,12 @@ BUSY_PATIENCE_S = 0.1
 """How long the rows of a whole batch may be busy before it is handed back."""
 
 Results = dict[str, CommitResult]
+
+_MOVED = "the thread has moved"
+
+
+class _Moved(DataRefused):
+    """The thread of a lone commit says more than the commit allows."""
 
 
 class Committer:
@@ -79,8 +86,10 @@ class Committer:
         sent = [commit for commit in commits if _is_legal(commit)]
         hot = [commit for commit in sent if not queue_allowed and holds_only_hot_parts(commit)]
         rare = [commit for commit in sent if queue_allowed or not holds_only_hot_parts(commit)]
+        guarded = [[commit] for commit in rare if commit.unmoved_since is not None]
+        rare = [commit for commit in rare if commit.unmoved_since is None]
         refusals: dict[str, str] = {}
-        for group, whole in ((hot, False), (rare, True)):
+        for group, whole in ((hot, False), (rare, True), *((one, True) for one in guarded)):
             if group:
                 await self._write_or_split(group, results, refusals, whole=whole, is_lone=is_lone)
         rest = [commit for commit in commits if commit.run_id not in results]
@@ -130,6 +139,8 @@ class Committer:
 
         async def with_parts(connection: Connection) -> Results:
             async with connection.transaction():
+                if commits[0].unmoved_since is not None:
+                    await _check_unmoved(connection, commits[0])
                 rows = await connection.fetch(statement, *arguments)
                 accepted = _accepted(commits, rows)
                 await write_parts(connection, accepted, clock)
@@ -149,6 +160,19 @@ class Committer:
                 results[commit.run_id] = verdict
 
 
+async def _check_unmoved(connection: Connection, commit: Commit) -> None:
+    """Lock the run's thread, before its row, which is never waited for; raise _Moved."""
+    run = hex_of(commit.run_id)
+    locked = await connection.fetch(SQL["lock_thread_of"], run)
+    if not locked:
+        return
+    (row,) = await connection.fetch(
+        SQL["moved_at"], locked[0]["thread_id"], commit.unmoved_since, run
+    )
+    if row["place"] is not None:
+        raise _Moved(_MOVED)
+
+
 def _verdict(commit: Commit, row: Row | None, refusals: dict[str, str]) -> CommitResult | None:
     """Return the answer for a commit that was not written; None when its row was only busy."""
     if row is None:
@@ -158,6 +182,8 @@ def _verdict(commit: Commit, row: Row | None, refusals: dict[str, str]) -> Commi
     except Unreadable as error:
         return Refused(reason=error.message)
     verdict = judge(commit, hot)
+    if verdict is None and refusals.get(commit.run_id) == _MOVED:
+        return Behind(seq=hot.last_seq)
     if verdict is None and commit.run_id in refusals:
         return Refused(reason=refusals[commit.run_id])
     return verdict

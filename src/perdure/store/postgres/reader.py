@@ -296,6 +296,11 @@ class PostgresReader:
             convert=rows.thread_of,
         )
 
+    async def moved_at(self, thread_id: str, since: int, run_id: str) -> int | None:
+        """See `Reader.moved_at`."""
+        row = await self._first("moved_at", hex_of(thread_id), since, hex_of(run_id))
+        return None if row is None else row["place"]
+
     async def thread_bases(self, thread_id: str) -> list[ThreadBase]:
         """See `Reader.thread_bases`."""
         return [rows.base_of(row) for row in await self._fetch("thread_bases", hex_of(thread_id))]

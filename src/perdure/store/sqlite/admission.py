@@ -61,7 +61,8 @@ def insert_run(tx: Transaction, new: NewRun) -> Inserted:
     first = _FIRST if base is None else base.from_position + 1
     if new.creates_thread:
         insert_thread(tx, _new_thread(tx, new, first))
-    queued, superseded = active is not None, _supersede(tx, new, active)
+    queued = active is not None and not rules.takes_no_turn(new.options)
+    superseded = _supersede(tx, new, active)
     facts = rules.first_facts(new, tx.now)
     hot = rules.first_hot(new, tx.now, queued=queued)
     position = first if new.creates_thread else _next_position(tx, new, thread)

@@ -16,7 +16,7 @@ from perdure.protocol.base import to_micros
 from perdure.protocol.errors import PerdureError, Unreadable
 from perdure.protocol.states import TERMINAL
 from perdure.store import rules
-from perdure.store.commits import CommitResult, Committed, LeaseLost, Refused, TimerKind
+from perdure.store.commits import Behind, CommitResult, Committed, LeaseLost, Refused, TimerKind
 from perdure.store.rules import Kept
 from perdure.store.sqlite.admission import insert_run
 from perdure.store.sqlite.gathering import NoSuchRow, Rows
@@ -155,6 +155,8 @@ def _advance(tx: Transaction, rows: Rows, prepared: Prepared) -> CommitResult:
     verdict = rules.judge(commit, kept.hot)
     if verdict is not None:
         return verdict
+    if commit.unmoved_since is not None and _has_moved(tx, prepared.run, commit.unmoved_since):
+        return Behind(seq=kept.hot.last_seq)
     moved = rules.advance(kept, commit, tx.now)
     tx.save(prepared.run, moved)
     rows.add(tx, prepared, to_micros(moved.hot.updated_at), moved.hot.attempt)
@@ -163,6 +165,14 @@ def _advance(tx: Transaction, rows: Rows, prepared: Prepared) -> CommitResult:
     _write_relations(tx, prepared)
     _schedule(tx, prepared, kept, moved)
     return Committed(seq=moved.hot.last_seq, at=moved.hot.updated_at)
+
+
+def _has_moved(tx: Transaction, run: bytes, since: int) -> bool:
+    """Tell whether the run's thread says something of others behind a position."""
+    keys = tx.one("find_run_keys", run)
+    assert keys is not None, "the hot row was there"
+    place = tx.one("moved_at", keys[1], since, run)
+    return place is not None and place[0] is not None
 
 
 def _write_relations(tx: Transaction, prepared: Prepared) -> None:

@@ -110,6 +110,7 @@ def _is_plain(commit: Commit) -> bool:
         or commit.new_callbacks
         or commit.callbacks_over
         or commit.handed_to is not None
+        or commit.unmoved_since is not None
         or commit.guard.from_state not in _BEFORE
         or not ((state in TERMINAL and gives_up) or (state in _WORKING and not gives_up))
     ):

@@ -302,6 +302,11 @@ class SqliteReader:
             on_unreadable=_told(THREAD),
         )
 
+    async def moved_at(self, thread_id: str, since: int, run_id: str) -> int | None:
+        """See `Reader.moved_at`."""
+        values = (_key(THREAD, thread_id), since, _key(RUN, run_id))
+        return await self._readers.row("moved_at", *values, convert=lambda row: row[0])
+
     async def thread_bases(self, thread_id: str) -> list[ThreadBase]:
         """See `Reader.thread_bases`."""
         key = _key(THREAD, thread_id)

@@ -10,11 +10,14 @@ from perdure.protocol.errors import Conflict, Gone, Invalid, NotFound, ThreadBus
 from perdure.protocol.events import StateEvent
 from perdure.protocol.messages import Role
 from perdure.protocol.records import BaseKind, ThreadBase, ThreadRow
+from perdure.protocol.runs import RunRow
 from perdure.protocol.states import RunState
-from perdure.store.commits import NewRun
+from perdure.store.commits import Behind, Committed, NewRun
 from perdure.store.ports import Reader, Store
 from perdure.testing.builders import (
+    TO_SUCCEEDED,
     claim_one,
+    commit_of,
     finish,
     look,
     new_id,
@@ -238,3 +241,45 @@ class BranchContract(Contract):
         assert await reader.list_threads("acme", after=None, limit=9, metadata=pairs[0]) == []
         await store.delete_thread(TENANT, made[2].thread_id)
         assert await found(team="sales", tier=1) == [0]
+
+    async def test_a_run_beside_the_active_one_ends_only_while_nobody_says_more(
+        self, store: Store, reader: Reader
+    ) -> None:
+        """R-11.1: it takes no turn; inputs of others do not count, what others say does."""
+        first = new_run()
+        await store.insert_run(first)
+        beside = [new_run(thread_id=first.thread_id, strategy="optimistic") for _ in range(2)]
+        for new in beside:
+            inserted = (await store.insert_run(new)).row
+            assert (inserted.hot.parked_on, inserted.facts.thread_id) == (None, first.thread_id)
+        queued = new_run(thread_id=first.thread_id)
+        await store.insert_run(queued)
+        claims: dict[str, RunRow] = {}
+        for _ in range(3):
+            for held in await store.claim_runs(want(limit=9)):
+                claims[held.row.facts.run_id] = held.row
+        assert claims.keys() == {first.run_id, *(new.run_id for new in beside)}
+        since = 4
+        ends = {
+            run_id: replace(commit_of(row, path=TO_SUCCEEDED), unmoved_since=since)
+            for run_id, row in claims.items()
+        }
+        one, other = (new.run_id for new in beside)
+        assert await reader.moved_at(first.thread_id, since, one) is None
+        assert await reader.moved_at(first.thread_id, 0, one) is None
+        (ended,) = await store.commit([ends[one]])
+        assert isinstance(ended, Committed)
+        thread = await reader.find_thread(TENANT, first.thread_id)
+        assert thread is not None
+        assert thread.active_run_id == first.run_id
+        await say(store, first.thread_id, "aside")
+        assert await reader.moved_at(first.thread_id, since, other) == 5
+        assert await store.commit([ends[other]]) == [Behind(seq=claims[other].hot.last_seq)]
+        (again,) = await store.commit([ends[one]])  # sent again: written is written
+        assert isinstance(again, Committed)
+        assert (await look(reader, other)).hot == claims[other].hot
+        await finish(store, reader, first.run_id)
+        assert await reader.is_ready(queued.run_id)
+        thread = await reader.find_thread(TENANT, first.thread_id)
+        assert thread is not None
+        assert thread.active_run_id == queued.run_id

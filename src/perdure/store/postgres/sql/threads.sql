@@ -16,6 +16,19 @@ SELECT thread_id, base_thread_id, run_id, created_at, from_position, base_positi
  WHERE base_thread_id = $1::uuid AND ($2::uuid IS NULL OR thread_id > $2) AND kind = 'fork'
  ORDER BY thread_id LIMIT $3;
 
+-- name: moved_at
+SELECT min(m.place) AS place FROM (
+    SELECT min(position) AS place FROM messages
+     WHERE thread_id = $1::uuid AND position > $2
+       AND (run_id IS NULL OR (run_id <> $3::uuid AND seq IS NOT NULL))
+    UNION ALL
+    SELECT min(from_position) FROM thread_bases WHERE thread_id = $1::uuid AND from_position > $2
+) AS m;
+
+-- name: lock_thread_of
+SELECT t.thread_id FROM runs AS r JOIN threads AS t ON t.thread_id = r.thread_id
+ WHERE r.run_id = $1::uuid FOR NO KEY UPDATE OF t NOWAIT;
+
 -- name: find_place
 SELECT r.thread_id, r.input_position, t.deleted_at, coalesce($2::timestamptz, now()) AS now
   FROM runs AS r JOIN threads AS t ON t.thread_id = r.thread_id

@@ -20,6 +20,16 @@ WHERE base_thread_id = ? AND thread_id > ? AND kind = 'fork'
 ORDER BY thread_id
 LIMIT ?;
 
+-- name: moved_at
+SELECT min(place) FROM (
+    SELECT min(position) AS place FROM messages
+    WHERE
+        thread_id = ?1 AND position > ?2
+        AND (run_id IS NULL OR (run_id <> ?3 AND seq IS NOT NULL))
+    UNION ALL
+    SELECT min(from_position) FROM thread_bases WHERE thread_id = ?1 AND from_position > ?2
+);
+
 -- name: find_place
 SELECT r.thread_id, r.input_position, t.deleted_at
 FROM runs AS r INNER JOIN threads AS t ON t.thread_id = r.thread_id
