@@ -213,7 +213,7 @@ async def test_an_optimistic_run_ends_in_conflict_when_its_thread_has_moved(
         assert (row.hot.state, row.hot.code) == (RunState.FAILED, FailureCode.CONFLICT)
         failure = data_of(await engine.events(slow), StateEvent)[-1].failure
         assert failure is not None
-        assert failure.details["began_at"] == 5
+        assert failure.details["began_at"] == 6
         assert (await engine.wait_terminal(busy)).hot.state is RunState.SUCCEEDED
         assert (await engine.wait_terminal(queued)).hot.state is RunState.SUCCEEDED
         assert await answer_of(engine, await beside("alone"))
