@@ -17,12 +17,14 @@ import anyio.to_thread
 import uuid_utils
 
 from perdure.agents.catalog import Catalog, load_catalog
+from perdure.control.notify import FunctionNotifier
 from perdure.control.policy import DefaultPolicy
 from perdure.engine.core import Core, EngineSettings
 from perdure.engine.directory import AgentDirectory
 from perdure.engine.heartbeat import LoopHeartbeat, ThreadHeartbeat
 from perdure.engine.worker import Worker
 from perdure.ops.settings import Settings
+from perdure.protocol.base import PRINCIPAL_LOCAL
 from perdure.protocol.errors import Invalid, Unavailable
 from perdure.protocol.states import RunState
 from perdure.service.base import Service
@@ -178,6 +180,7 @@ def engine_settings(settings: Settings) -> EngineSettings:
         blobs_kept_s=settings.retention.blobs_s,
         cancel_deadline_s=settings.children.cancel_deadline_s,
         compensation_deadline_s=worker.compensation_deadline_s,
+        principals=frozenset({PRINCIPAL_LOCAL}),
         depth_max=settings.children.depth_max,
         children_max=settings.children.open_max,
         detached_max=settings.children.detached_max,
@@ -237,12 +240,14 @@ async def open_worker(
     async with runner as tools:
         catalog.attach(tools.user_code)
         core.metrics.engine.slots_lost.set_function(lambda: tools.lost_slots)
+        tell = catalog.tells_approvers
         yield Worker(
             core=core,
             catalog=catalog,
             tools=tools,
             policy=DefaultPolicy(),
             heartbeat=heart(core),
+            notifier=None if tell is None else FunctionNotifier(tell, tools.user_code),
         )
 
 

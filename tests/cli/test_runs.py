@@ -147,6 +147,10 @@ def test_an_approval_is_given_once(perdure: Program) -> None:
     (asked,) = perdure("interrupts", "list", "--json").json["items"]
     assert asked["action"]["args"] == {"parcel": "p1"}
     identifier = asked["interrupt_id"]
+    handed = perdure("interrupts", "delegate", identifier, "--to", "local", "--json")
+    assert (handed.code, handed.json["approvers"]) == (0, ["local"])
+    unknown = perdure("interrupts", "delegate", identifier, "--to", "nobody")
+    assert (unknown.code, unknown.err.split(":")[1].strip()) == (2, "invalid")
     first = perdure("interrupts", "resolve", identifier, "--approve", "--json")
     again = perdure("interrupts", "resolve", identifier, "--approve", "--json")
     other = perdure("interrupts", "resolve", identifier, "--reject")

@@ -8,7 +8,7 @@ from typing import TypeVar
 import anyio
 
 from perdure.engine.core import EngineSettings
-from perdure.engine.ports import HostedAgent
+from perdure.engine.ports import ApprovalNotice, HostedAgent
 from perdure.ops.verify import verify
 from perdure.protocol.events import RecordedEvent, StateEvent
 from perdure.protocol.runs import RunRow
@@ -43,12 +43,13 @@ async def flow(
     *,
     settings: EngineSettings = SETTINGS,
     start: bool = True,
+    tells: Callable[[ApprovalNotice], object] | None = None,
 ) -> AsyncGenerator[Embedded]:
     """Run an engine over the database of a URL; on leaving, verify must find nothing."""
     async with database_at(url) as database:
         registry = zoo.registry if zoo is not None else None
         async with embedded(
-            database, agents, tools=registry, settings=settings, start=start
+            database, agents, tools=registry, settings=settings, start=start, tells=tells
         ) as engine:
             try:
                 yield engine

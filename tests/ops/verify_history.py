@@ -19,7 +19,7 @@ from perdure.agents.code import Context, agent
 from perdure.engine.breakpoints import continue_run
 from perdure.engine.callbacks import call_back
 from perdure.engine.context import PlannerContext
-from perdure.engine.ports import HostedAgent, PlannerFailure
+from perdure.engine.ports import HostedAgent, PlannerFailure, ToolGrant
 from perdure.protocol.decisions import (
     Ask,
     CallTools,
@@ -230,6 +230,13 @@ def agents() -> list[HostedAgent]:
         scripted("buggy", _Bug()),
         scripted("wrong", [call("nothing", x=1), call("echo", wrong=1), DONE], tools=["echo"]),
         scripted(
+            "passed.on",
+            [call("pay", amount=2), DONE],
+            tools=[
+                ToolGrant(name="pay", approvers=("bob",), escalate_after_s=60, escalate_to=("ada",))
+            ],
+        ),
+        scripted(
             "undone",
             [call("pay_refundable", amount=5), call("pay", amount=1)],
             tools=[*unasked("pay_refundable"), "pay"],
@@ -322,6 +329,12 @@ async def _answered(engine: Embedded, runs: Runs, clock: ShiftingClock) -> None:
         [question] = await engine.wait_waiting(runs[scene])
         await engine.answer(question.interrupt_id, answer, args=args)
         await engine.wait_terminal(runs[scene])
+    runs["passed on"] = await engine.submit("passed.on")
+    [question] = await engine.wait_waiting(runs["passed on"])
+    clock.advance(61)
+    await engine.wait_event(runs["passed on"], "custom")
+    await engine.answer(question.interrupt_id, Answer.APPROVE)
+    await engine.wait_terminal(runs["passed on"])
     runs["siblings"] = await engine.submit("siblings")
     [question] = await engine.wait_waiting(runs["siblings"])
     await engine.answer(question.interrupt_id, Answer.APPROVE)

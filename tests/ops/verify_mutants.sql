@@ -308,6 +308,18 @@ UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.epoch', 2) AS BLOB
 -- mutant: I11 | cancelled queued | the row forgot how it was cancelled
 UPDATE run_state SET cancel_action = 'interrupt' WHERE run_id = :run;
 
+-- mutant: I76 | passed on | others are asked than the request names
+UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.value.approvers[0]', 'eve') AS BLOB)
+WHERE run_id = :run AND type = :t_custom;
+
+-- mutant: I76 | passed on | a closed approval is passed on
+UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.value.approval_id', 'int_0') AS BLOB)
+WHERE run_id = :run AND type = :t_custom;
+
+-- mutant: I76 | passed on | somebody was told who was not to be
+UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.value.phase', 'notified') AS BLOB)
+WHERE run_id = :run AND type = :t_custom;
+
 -- mutant: I11 | undone | the row forgot what was asked for
 UPDATE run_state SET cancel_options = 0 WHERE run_id = :run;
 

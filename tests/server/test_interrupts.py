@@ -95,6 +95,32 @@ async def test_an_answer_against_the_schema_or_kind_is_invalid(world: World) -> 
     assert (await world.get(f"/v1/interrupts/{asked['interrupt_id']}"))["status"] == "pending"
 
 
+async def test_an_approval_is_handed_on_over_http(world: World) -> None:
+    """R-8.3: idempotent by nature; a question is no approval."""
+    _, asked = await _waiting(world, "publisher", {})
+    path = f"/v1/interrupts/{asked['interrupt_id']}"
+    assert (asked["approvers"], asked["handling"]) == ([], [])
+    for body in ('{"to": []}', "{}", '{"to": [""]}', '{"to": 1}'):
+        json = {"Content-Type": "application/json"}
+        answer = await world.http.post(f"{path}/delegate", content=body, headers=json)
+        assert answer.status_code == 422, body
+    wish = {"to": ["local", "ada"], "reason": "her field"}
+    done = await world.http.post(f"{path}/delegate", json=wish)
+    again = await world.http.post(f"{path}/delegate", json=wish)
+    assert (done.status_code, again.status_code) == (200, 200)
+    assert again.headers["Idempotency-Replayed"] == "true"
+    assert done.json()["approvers"] == ["local", "ada"]
+    (line,) = (await world.http.get(path)).json()["handling"]
+    assert (line["phase"], line["by"], line["reason"]) == ("delegated", "local", "her field")
+    await world.http.post(f"{path}/resolve", json={"answer": "approve"})
+    late = await world.http.post(f"{path}/delegate", json={"to": ["eve"]})
+    assert (late.status_code, late.json()["code"]) == (410, "gone")
+    _, question = await _waiting(world, "asker")
+    key = question["interrupt_id"]
+    refused = await world.http.post(f"/v1/interrupts/{key}/delegate", json={"to": ["eve"]})
+    assert (refused.status_code, refused.json()["code"]) == (409, "conflict")
+
+
 async def test_an_answer_after_a_cancel_is_gone(world: World) -> None:
     """R-8.2."""
     run_id, asked = await _waiting(world, "asker")

@@ -6,13 +6,13 @@ A user's module holds an `AgentRegistry`; the settings name it as "pkg.module:re
 
 import importlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol, cast, runtime_checkable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol, TypeVar, cast, runtime_checkable
 
 from pydantic import JsonValue, ValidationError
 
 from perdure.agents.loop.base import ModelPlanner
-from perdure.engine.ports import HostedAgent, Planner, ToolGrant
+from perdure.engine.ports import ApprovalNotice, HostedAgent, Planner, ToolGrant
 from perdure.protocol.agents import AgentCard, Skill
 from perdure.protocol.decisions import Publish
 from perdure.protocol.errors import Conflict, Invalid
@@ -22,6 +22,8 @@ from perdure.protocol.wording import first_problem
 from perdure.tools.api import Tool
 from perdure.tools.registry import ToolRegistry
 from perdure.tools.usercode import UserCode
+
+TellT = TypeVar("TellT", bound=Callable[[ApprovalNotice], object])
 
 _REFERENCE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
 
@@ -138,7 +140,19 @@ class AgentRegistry:
 
     def __init__(self) -> None:
         self.tools = ToolRegistry()
+        self.tells_approvers: Callable[[ApprovalNotice], object] | None = None
         self._agents: dict[tuple[str, str], HostedAgent] = {}
+
+    def on_approval(self, tell: TellT) -> TellT:
+        """Register and return the function, sync or async, that tells approvers of an approval.
+
+        It may be called twice for the same one, and again when others may decide. What it raises
+        is recorded, and it is tried again. Raises Conflict when another one is there.
+        """
+        if self.tells_approvers not in {None, tell}:
+            raise Conflict("another function tells approvers already")
+        self.tells_approvers = tell
+        return tell
 
     def add(self, *agents: HostedAgent) -> None:
         """Register agent versions; raise Conflict when a version is there already."""
@@ -178,12 +192,19 @@ class Catalog:
             if tool is not None:
                 self.tools.add(tool)
         self._agents.add(*registry.agents)
+        if registry.tells_approvers is not None:
+            self._agents.on_approval(registry.tells_approvers)
         for agent in registry.agents:
             if isinstance(agent.planner, _BringsTools):
                 self.tools.add(*agent.planner.own_tools)
         self._by_key = {
             (agent.card.agent_id, agent.card.version): agent for agent in self._agents.agents
         }
+
+    @property
+    def tells_approvers(self) -> Callable[[ApprovalNotice], object] | None:
+        """Return the function that tells approvers, if a registry has one."""
+        return self._agents.tells_approvers
 
     def check(self) -> None:
         """Raise Invalid when an agent is granted a tool or version that nobody registered."""

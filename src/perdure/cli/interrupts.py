@@ -3,7 +3,7 @@
 from typing import Annotated
 
 import typer
-from pydantic import JsonValue
+from pydantic import JsonValue, ValidationError
 
 from perdure.cli.options import (
     LIMIT_DEFAULT,
@@ -16,12 +16,13 @@ from perdure.cli.options import (
     on_service,
     print_object,
     print_page,
+    usage_error,
 )
 from perdure.ops.output import json_text, note
 from perdure.protocol.states import Answer, InterruptStatus
 from perdure.service import interrupts as service_interrupts
 from perdure.service.base import Service, Slice
-from perdure.service.interrupts import Answered, AnswerRequest
+from perdure.service.interrupts import Answered, AnswerRequest, DelegateRequest
 from perdure.service.principal import LOCAL
 from perdure.service.views import InterruptView
 
@@ -135,6 +136,30 @@ def _fields_of(view: InterruptView) -> list[tuple[str, object]]:
         ("answer", view.answer),
         ("by", view.answered_by),
     ]
+
+
+@app.command("delegate")
+def delegate_(
+    interrupt: Annotated[str, typer.Argument(metavar="ID", help="Id of the approval.")],
+    to: Annotated[list[str], typer.Option("--to", help="Who is to decide; may be repeated.")],
+    reason: Annotated[
+        str | None, typer.Option("--reason", help="Why; kept in the log.", show_default=False)
+    ] = None,
+    db: Db = None,
+    json: Json = False,
+) -> None:
+    """Hand an approval on to others."""
+    try:
+        request = DelegateRequest(to=tuple(to), reason=reason)
+    except ValidationError as error:
+        raise usage_error(error) from None
+
+    async def work(service: Service) -> Answered:
+        return await service_interrupts.delegate_approval(service, LOCAL, interrupt, request)
+
+    view = on_service(db, work).interrupt
+    approvers = ", ".join(view.approvers)
+    print_object(view, [("interrupt", view.interrupt_id), ("approvers", approvers)], json=json)
 
 
 def _the_one(answers: dict[Answer, bool]) -> Answer:

@@ -121,6 +121,8 @@ class _Sound(BaseModel):
     approvers: tuple[str, ...]
     expires_in_s: float | None = Field(gt=0)
     on_expiry: OnExpiry
+    escalate_after_s: float | None = Field(default=None, gt=0)
+    escalate_to: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

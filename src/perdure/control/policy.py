@@ -61,7 +61,8 @@ class DefaultPolicy:
         """Return the decision of the first rule that matches."""
         rule = self._rule(agent, facts, spec)
         effect, why = _BY_ID[rule]
-        if effect != "ask":
+        grant = _grant_for(agent, spec)
+        if effect != "ask" or grant is None:
             return PolicyDecision(effect=effect, rule=rule, version=self.version, reason=why)
         return PolicyDecision(
             effect="ask",
@@ -70,6 +71,9 @@ class DefaultPolicy:
             reason=why,
             expires_in_s=facts.options.timeouts.approval_s or self._approval_expires_s,
             on_expiry=self._on_expiry,
+            approvers=grant.approvers,
+            escalate_after_s=grant.escalate_after_s,
+            escalate_to=grant.escalate_to,
         )
 
     def _rule(self, agent: HostedAgent, facts: RunFacts, spec: ToolSpec) -> str:

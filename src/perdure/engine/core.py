@@ -36,6 +36,9 @@ class EngineSettings:
     delta_interval_s: float = 0.2
     cancel_deadline_s: float = 60.0
     compensation_deadline_s: float = 900.0
+    notice_retry_s: float = 5.0
+    principals: frozenset[str] | None = None
+    """Everybody who can answer here; None: that is not known."""
     depth_max: int = 5
     children_max: int = 128
     detached_max: int = 1000

@@ -46,6 +46,7 @@ from perdure.store.commits import (
     NewInterrupt,
     NewMessage,
     NewRun,
+    NoticeDue,
     StepChange,
 )
 
@@ -74,6 +75,7 @@ class Draft:
     handed_to: tuple[str, str] | None = None
     new_callbacks: list[NewCallback] = field(default_factory=list[NewCallback])
     callbacks_over: list[str] = field(default_factory=list[str])
+    notices: list[NoticeDue] = field(default_factory=list[NoticeDue])
     ended_calls: list[tuple[str, ToolCallStatus]] = field(
         default_factory=list[tuple[str, ToolCallStatus]]
     )
@@ -228,6 +230,7 @@ class Draft:
             new_callbacks=tuple(self.new_callbacks),
             callbacks_over=tuple(self.callbacks_over),
             unmoved_since=self.unmoved_since,
+            notices=tuple(self.notices),
         )
 
     def _checkpoint(self) -> NewCheckpoint:

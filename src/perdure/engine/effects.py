@@ -252,7 +252,7 @@ class Effects:
             outcome = runtime_result(ToolCallStatus.DENIED, FailureCode.POLICY_DENIED, reason)
             add_result(draft, call, outcome, by="policy")
             return
-        request_approval(draft, call.tool_call_id, spec, decision)
+        request_approval(draft, call.tool_call_id, spec, decision, judge)
         draft.call_updates.append(
             CallUpdate(tool_call_id=call.tool_call_id, status=ToolCallStatus.AWAITING_APPROVAL)
         )

@@ -59,6 +59,7 @@ STATE_EVENT_NAME = "perdure.state"
 """Name of the custom event that carries a new value of the agent's own state."""
 
 PENDING_EVENT_NAME = "perdure.pending"
+APPROVAL_EVENT_NAME = "perdure.approval"
 """Name of the custom event that says of a call that its result comes by callback, and until when."""
 
 CORRECTABLE = frozenset(
@@ -116,6 +117,14 @@ class OpenInterrupt:
     answer_schema: dict[str, JsonValue] | None = None
     approvers: tuple[str, ...] = ()
     position: str | None = None
+    notifies: bool = False
+    escalate_after_s: float | None = None
+    """None also once it was escalated."""
+    escalate_to: tuple[str, ...] = ()
+    told: bool = False
+    """Those who may decide now were told."""
+    not_told: int = 0
+    """How often in a row that has failed."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -328,6 +337,9 @@ def _fold_question(snapshot: RunSnapshot, data: ApprovalRequestEvent | Interrupt
             key=None,
             on_expiry=data.on_expiry,
             approvers=data.approvers,
+            notifies=data.notifies,
+            escalate_after_s=data.escalate_after_s,
+            escalate_to=data.escalate_to,
         )
         call = snapshot.open_calls.get(data.tool_call_id)
         if call is not None:
@@ -518,6 +530,8 @@ def _fold_custom(snapshot: RunSnapshot, data: CustomEvent) -> None:
         _chain(snapshot, "write", data.position, digest(data.value))
     elif data.name == BREAKPOINTS_EVENT_NAME and isinstance(data.value, list):
         snapshot.breakpoints = tuple(Breakpoint.model_validate(point) for point in data.value)
+    elif data.name == APPROVAL_EVENT_NAME and isinstance(data.value, dict):
+        _fold_approval(snapshot, data.value)
     elif data.name == PENDING_EVENT_NAME and isinstance(data.value, dict):
         call = snapshot.open_calls.get(str(data.value.get("tool_call_id")))
         if call is not None:
@@ -527,6 +541,27 @@ def _fold_custom(snapshot: RunSnapshot, data: CustomEvent) -> None:
             call.external_ref = None if ref is None else str(ref)
             wait_s = data.value.get("expires_in_s")
             call.wait_s = float(wait_s) if isinstance(wait_s, int | float) else 0.0
+
+
+def _fold_approval(snapshot: RunSnapshot, value: dict[str, JsonValue]) -> None:
+    """Keep who may decide by now, and whether they were told."""
+    question = snapshot.open_interrupts.get(str(value.get("approval_id")))
+    if question is None:
+        return
+    match value.get("phase"):
+        case "delegated" | "escalated" as phase:
+            approvers = value.get("approvers")
+            if isinstance(approvers, list):
+                question.approvers = tuple(map(str, approvers))
+            question.told, question.not_told = False, 0
+            if phase == "escalated":
+                question.escalate_after_s = None
+        case "notified":
+            question.told, question.not_told = True, 0
+        case "not_notified":
+            question.not_told += 1
+        case _:
+            pass
 
 
 _FOLDERS: dict[type, Callable[[RunSnapshot, Any], None]] = {

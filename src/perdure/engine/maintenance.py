@@ -23,6 +23,7 @@ from perdure.engine.compensation import Compensator
 from perdure.engine.core import Core
 from perdure.engine.expiry import expire_interrupt
 from perdure.engine.load import Damaged
+from perdure.engine.notices import Notices
 from perdure.engine.ports import ToolRunner
 from perdure.engine.tree import close_unheld, deliver_reports
 from perdure.engine.unheld import NotCarriedOn
@@ -52,6 +53,7 @@ class Maintenance:
     core: Core
     tools: ToolRunner | None
     compensator: Compensator | None = None
+    notices: Notices | None = None
     _after: DueTimer | None = None
     _resting: dict[tuple[DueTimer, datetime], "_Rest"] = field(
         default_factory=dict[tuple[DueTimer, datetime], "_Rest"]
@@ -150,10 +152,9 @@ class Maintenance:
                 case TimerKind.EXPIRY:
                     return await expire_interrupt(core, run_id, ref, self.tools)
                 case TimerKind.DEADLINE | TimerKind.CLOSE:
-                    closed = await close_unheld(core, run_id, timer.kind, self.tools)
-                    if self.compensator is not None and timer.kind is TimerKind.CLOSE:
-                        self.compensator.offer(run_id)
-                    return closed
+                    return await self._close(timer)
+                case TimerKind.NOTICE:
+                    return self._give_notice(timer)
                 case TimerKind.CALLBACK:
                     return await expire_callback(core, run_id, ref)
                 case TimerKind.CHILD:
@@ -173,6 +174,17 @@ class Maintenance:
             await put_aside(self.core, run_id, error)
             return True
         return await close_unheld(self.core, run_id, TimerKind.CLOSE, self.tools)
+
+    async def _close(self, timer: DueTimer) -> bool:
+        closed = await close_unheld(self.core, timer.run_id, timer.kind, self.tools)
+        if self.compensator is not None and timer.kind is TimerKind.CLOSE:
+            self.compensator.offer(timer.run_id)
+        return closed
+
+    def _give_notice(self, timer: DueTimer) -> bool:
+        if self.notices is not None:
+            self.notices.offer(timer.run_id, timer.ref or "")
+        return False  # what comes of it is not waited for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from typing import assert_never
 
 from pydantic import JsonValue
 
+from perdure.engine.approvals import note_opened
 from perdure.engine.core import EngineSettings
 from perdure.engine.directory import AgentDirectory
 from perdure.engine.draft import Draft
@@ -87,6 +88,8 @@ class Judge:
     tools: ToolRunner
     policy: Policy
     settings: EngineSettings = EngineSettings()
+    notifies: bool = False
+    """Approvers can be told: this process has a way to do so."""
     cards: dict[tuple[str, str | None], AgentCard | None] = field(
         default_factory=dict[tuple[str, str | None], AgentCard | None]
     )
@@ -371,7 +374,7 @@ def _draft_call(
         outcome = runtime_result(ToolCallStatus.DENIED, FailureCode.POLICY_DENIED, reason)
         add_result(draft, call, outcome, by="policy")
         return None if judge.agent.deny_tells_planner else outcome.result.error
-    _ask_first(draft, call, spec, decision, in_doubt=in_doubt)
+    _ask_first(draft, call, spec, decision, judge, in_doubt=in_doubt)
     return None
 
 
@@ -385,13 +388,19 @@ def _judged(
 
 
 def _ask_first(
-    draft: Draft, call: OpenCall, spec: ToolSpec, decision: PolicyDecision, *, in_doubt: bool
+    draft: Draft,
+    call: OpenCall,
+    spec: ToolSpec,
+    decision: PolicyDecision,
+    judge: Judge,
+    *,
+    in_doubt: bool,
 ) -> None:
     """Draft the question that a person has to answer before the call runs, if there is one."""
     if in_doubt:
         ask_outcome(draft, call, "the run that this one goes on from does not know the outcome")
     elif decision.effect == "ask":
-        request_approval(draft, call.tool_call_id, spec, decision)
+        request_approval(draft, call.tool_call_id, spec, decision, judge)
 
 
 def _problem(
@@ -476,7 +485,7 @@ def effect_key(view: RunView, tool_call_id: str, tool: str, version: str | None)
 
 
 def request_approval(
-    draft: Draft, tool_call_id: str, spec: ToolSpec, decision: PolicyDecision
+    draft: Draft, tool_call_id: str, spec: ToolSpec, decision: PolicyDecision, judge: Judge
 ) -> None:
     """Draft the question whether a call may run, bound to its tool and arguments (R-8.3)."""
     call = draft.view.snapshot.open_calls[tool_call_id]
@@ -502,8 +511,12 @@ def request_approval(
             definition_digest=spec.definition_digest,
             approvers=decision.approvers,
             on_expiry=decision.on_expiry,
+            notifies=judge.notifies,
+            escalate_after_s=decision.escalate_after_s,
+            escalate_to=decision.escalate_to,
         )
     )
+    note_opened(draft, interrupt_id, judge.settings.principals)
     draft.new_interrupts.append(
         NewInterrupt(
             interrupt_id=interrupt_id,

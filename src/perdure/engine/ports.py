@@ -254,6 +254,8 @@ class PolicyDecision:
     approvers: tuple[str, ...] = ()
     expires_in_s: float | None = None
     on_expiry: OnExpiry = OnExpiry.FAIL
+    escalate_after_s: float | None = None
+    escalate_to: tuple[str, ...] = ()
 
 
 class Policy(Protocol):
@@ -267,12 +269,51 @@ class Policy(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ApprovalNotice:
+    """What approvers are told: who may decide what, until when, and why they hear of it now.
+
+    `number` counts the tries to tell them. No arguments: they are read where the answer is given.
+    """
+
+    interrupt_id: str
+    run_id: str
+    thread_id: str
+    tenant_id: str
+    agent_id: str
+    tool: str
+    approvers: tuple[str, ...]
+    expires_at: datetime | None
+    escalated: bool
+    number: int
+
+
+class Notifier(Protocol):
+    """Tells approvers that they are asked. At least once each time others may decide."""
+
+    async def notify(self, notice: ApprovalNotice) -> None:
+        """Tell them; raise when that failed: it is tried again, and recorded."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ToolGrant:
-    """A tool an agent may use. `approve` "never" lets a write or external tool run unasked."""
+    """A tool an agent may use. `approve` "never" lets a write or external tool run unasked.
+
+    `approvers` may decide an approval (nobody named: whoever may answer), and `escalate_to` in
+    their place once it was open for `escalate_after_s`.
+    """
 
     name: str
     version: str | None = None
     approve: Literal["policy", "always", "never"] = "policy"
+    approvers: tuple[str, ...] = ()
+    escalate_after_s: float | None = None
+    escalate_to: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        after, others = self.escalate_after_s, self.escalate_to
+        if (after is None) != (not others) or (after is not None and after <= 0):
+            raise ValueError(f"grant of {self.name}: escalating needs a time above 0, and others")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,8 +29,9 @@ from perdure.engine.late import late_result
 from perdure.engine.lease import Lease, LeaseGone, Stop
 from perdure.engine.load import Damaged, load_claimed
 from perdure.engine.maintenance import Maintenance
+from perdure.engine.notices import Notices
 from perdure.engine.planning import Judge
-from perdure.engine.ports import AgentCatalog, Policy, ToolRunner
+from perdure.engine.ports import AgentCatalog, Notifier, Policy, ToolRunner
 from perdure.engine.retention import Retention
 from perdure.engine.view import RunView
 from perdure.protocol.agents import AgentCard
@@ -65,6 +66,7 @@ class Worker:
     policy: Policy
     heartbeat: Heartbeat
     worker_id: str = ""
+    notifier: Notifier | None = None
     _leases: dict[str, Lease] = field(default_factory=dict[str, Lease])
     _late: deque[LateResult] = field(default_factory=deque[LateResult])
     _late_bell: anyio.Event = field(default_factory=anyio.Event)
@@ -112,7 +114,11 @@ class Worker:
             services.start_soon(self._heed_cancels)
             services.start_soon(self._write_late)
             services.start_soon(compensator.run)
-            sweeps = Maintenance(core=self.core, tools=self.tools, compensator=compensator)
+            notices = Notices(self.core, self.notifier)
+            services.start_soon(notices.run)
+            sweeps = Maintenance(
+                core=self.core, tools=self.tools, compensator=compensator, notices=notices
+            )
             services.start_soon(sweeps.run)
             services.start_soon(Retention(core=self.core).run)
             async with anyio.create_task_group() as attempts:
@@ -304,7 +310,11 @@ class Worker:
             raise VersionGone(reason, newer.card if newer.continues else None)
         view = await load_claimed(self.core, claimed, self.worker_id)
         judge = Judge(
-            agent=agent, tools=self.tools, policy=self.policy, settings=self.core.settings
+            agent=agent,
+            tools=self.tools,
+            policy=self.policy,
+            settings=self.core.settings,
+            notifies=self.notifier is not None,
         )
         hot = claimed.row.hot  # as of the claim: by the store's time, like its other times
         worked = (hot.updated_at - hot.started_at).total_seconds() if hot.started_at else 0.0

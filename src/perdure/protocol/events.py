@@ -130,7 +130,10 @@ class ResultEvent(Stored):
 
 
 class ApprovalRequestEvent(Stored):
-    """Opens an approval: names what is asked, for which call, until when."""
+    """Opens an approval: names what is asked, for which call, until when.
+
+    `notifies`: the approvers are told. After `escalate_after_s` those of `escalate_to` may decide.
+    """
 
     type: Literal["approval_request"] = "approval_request"
     approval_id: str
@@ -145,6 +148,9 @@ class ApprovalRequestEvent(Stored):
     approvers: tuple[str, ...] = ()
     expires_at: Time | None = None
     on_expiry: OnExpiry = OnExpiry.FAIL
+    notifies: bool = False
+    escalate_after_s: float | None = None
+    escalate_to: tuple[str, ...] = ()
 
 
 class InterruptEvent(Stored):

@@ -1,15 +1,19 @@
 """Interrupts: the inbox, what is asked with the canonical arguments, and answering."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from pydantic import Field, JsonValue
 
 from perdure.engine.answers import Reply, answer_interrupt
+from perdure.engine.approvals import delegate
+from perdure.engine.fold import APPROVAL_EVENT_NAME
 from perdure.protocol.base import Model
 from perdure.protocol.errors import Conflict, NotFound
 from perdure.protocol.events import (
     ActionEvent,
     ApprovalRequestEvent,
+    CustomEvent,
     InterruptEvent,
     RecordedEvent,
     ResumeEvent,
@@ -18,15 +22,16 @@ from perdure.protocol.ids import INTERRUPT
 from perdure.protocol.records import InterruptRow, ToolCallRow
 from perdure.protocol.runs import RunRow
 from perdure.protocol.states import ANSWERS, Answer, InterruptStatus
-from perdure.service.base import Service, Slice, cut, known, own_run
+from perdure.service.base import Service, Slice, check_storable, cut, known, own_run
 from perdure.service.principal import Principal
 from perdure.service.tool_calls import data_of
 from perdure.service.trees import interrupts_in_tree
 from perdure.service.values import events_at, full
-from perdure.service.views import AskedAction, InterruptView
+from perdure.service.views import AskedAction, HandlingView, InterruptView
 from perdure.store.ports import InterruptFilter
 
 _OPEN_MAX = 200
+_PAGE = 500
 
 
 class AnswerRequest(Model):
@@ -106,6 +111,37 @@ async def resolve(
     return Answered(view, answered.replayed)
 
 
+class DelegateRequest(Model):
+    """Who is to decide an approval in the place of the caller."""
+
+    to: tuple[Annotated[str, Field(min_length=1, max_length=200)], ...] = Field(
+        min_length=1, max_length=50, description="names of approvers"
+    )
+    reason: str | None = Field(default=None, max_length=2000, description="why, for people")
+
+
+async def delegate_approval(
+    service: Service, principal: Principal, identifier: str, request: DelegateRequest
+) -> Answered:
+    """Hand an approval on; the same again changes nothing.
+
+    Raises NotFound, Conflict (no approval), Gone, Forbidden, Invalid (nobody of them can answer).
+    """
+    known(INTERRUPT, identifier, "interrupt")
+    for index, name in enumerate(request.to):
+        check_storable(name, f"/to/{index}")
+    check_storable(request.reason, "/reason")
+    done = await delegate(
+        service.core,
+        principal.tenant_id,
+        identifier,
+        by=principal.name,
+        to=request.to,
+        reason=request.reason,
+    )
+    return Answered(await _view(service, principal, done.row, whole=True), done.replayed)
+
+
 async def resolve_only(
     service: Service, principal: Principal, run_id: str, request: AnswerRequest
 ) -> Answered:
@@ -140,7 +176,30 @@ async def _view(
     resume = data_of(events.get(row.closed_seq or 0), ResumeEvent)
     action = None if call is None else _action(call, events.get(call.action_seq))
     view = _made(run, row, asked, resume, action)
+    if isinstance(asked, ApprovalRequestEvent):
+        lines = await _handling(service, row)
+        named = [line.approvers for line in lines if line.phase in {"delegated", "escalated"}]
+        update: dict[str, object] = {"handling": lines}
+        if named:
+            update["approvers"] = named[-1]
+        view = view.model_copy(update=update)
     return await _whole(service, view) if whole else view
+
+
+async def _handling(service: Service, row: InterruptRow) -> list[HandlingView]:
+    """Return what happened to an approval between its question and its answer."""
+    found: list[HandlingView] = []
+    seq, last = row.opened_seq, row.closed_seq
+    while page := await service.reader.events_after(row.run_id, seq, limit=_PAGE):
+        for event in page:
+            data = data_of(event, CustomEvent) if last is None or event.seq < last else None
+            value = data.value if data is not None and data.name == APPROVAL_EVENT_NAME else None
+            if isinstance(value, dict) and value.get("approval_id") == row.interrupt_id:
+                found.append(HandlingView.model_validate({**value, "at": event.at}))
+        seq = page[-1].seq
+        if last is not None and seq >= last:
+            break
+    return found
 
 
 def _asked(event: RecordedEvent | None) -> ApprovalRequestEvent | InterruptEvent | None:
@@ -187,6 +246,7 @@ def _made(
         artifact_ref=None if approval is None else approval.artifact_ref,
         requested_actions=[] if approval is None else list(approval.requested_actions),
         approvers=[] if approval is None else list(approval.approvers),
+        handling=[],
         action=action,
         definition_digest=row.definition_digest,
         answers=list(ANSWERS[row.kind]),

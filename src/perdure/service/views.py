@@ -184,6 +184,18 @@ class AskedAction(Stored):
     side_effect: SideEffect | None
 
 
+class HandlingView(Stored):
+    """What happened to an approval before it was answered: who was told, who may decide now."""
+
+    phase: Literal["delegated", "escalated", "undecidable", "notified", "not_notified"]
+    approvers: list[str]
+    at: Time
+    by: str | None = None
+    reason: str | None = None
+    number: int | None = None
+    error: str | None = None
+
+
 class InterruptView(Stored):
     """A question to a person, and its answer once there is one."""
 
@@ -204,6 +216,8 @@ class InterruptView(Stored):
     artifact_ref: str | None
     requested_actions: list[dict[str, JsonValue]]
     approvers: list[str]
+    """Who may decide by now; nobody named: whoever may answer."""
+    handling: list[HandlingView]
     action: AskedAction | None
     definition_digest: str | None
     answers: list[Answer]

@@ -162,6 +162,16 @@ class NewCallback:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NoticeDue:
+    """The approvers of an open approval are to be told, or others asked, after so long; None:
+    nothing more is due.
+    """
+
+    interrupt_id: str
+    due_in_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NewMessage:
     """A message of the run's thread; its content is the event at `seq`."""
 
@@ -198,7 +208,7 @@ class NewBlob:
 
 class TimerKind(StrEnum):
     """What is due: a run's total time, an interrupt's answer, a closing, a child's report, the
-    callback of a call.
+    callback of a call, telling the approvers of an approval.
     """
 
     DEADLINE = "deadline"
@@ -206,6 +216,7 @@ class TimerKind(StrEnum):
     CLOSE = "close"
     CHILD = "child"
     CALLBACK = "callback"
+    NOTICE = "notice"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -248,6 +259,8 @@ class Commit:
     """Calls that no longer wait for one: their timers go."""
     unmoved_since: int | None = None
     """Set: the commit is Behind when the thread says something of others behind this position."""
+    notices: tuple[NoticeDue, ...] = ()
+    """Approvals whose notice timers are set, moved or taken away. Closing one takes it away too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -454,8 +467,8 @@ class Requeued:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DueTimer:
-    """A timer that is due. `ref` is the interrupt of an expiry, the child of a report, the call of a
-    callback. `due_at` says where a page of timers ends; it makes no other timer.
+    """A timer that is due. `ref` is the interrupt of an expiry or a notice, the child of a report,
+    the call of a callback. `due_at` says where a page of timers ends; it makes no other timer.
     """
 
     run_id: str

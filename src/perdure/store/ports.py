@@ -139,6 +139,8 @@ class Store(Protocol):
           thread's lock.
         - *Callbacks*: `new_callbacks` sets a timer of kind `callback` for each call, or moves it;
           `callbacks_over` removes them. A call named in both has none.
+        - *Notices*: `notices` sets, moves or removes a timer of kind `notice` for each approval;
+          one whose interrupt is closed has none. It is due also while the run is held.
         """
         ...
 

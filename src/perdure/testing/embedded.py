@@ -21,6 +21,7 @@ from pydantic import JsonValue
 
 from perdure.agents.catalog import AgentRegistry, Catalog
 from perdure.agents.loop.scripted import ScriptedPlanner
+from perdure.control.notify import FunctionNotifier
 from perdure.control.policy import DefaultPolicy
 from perdure.engine.answers import Answered, Reply, answer_interrupt
 from perdure.engine.cancel import cancel_run
@@ -30,7 +31,7 @@ from perdure.engine.directory import AgentDirectory
 from perdure.engine.feed import follow
 from perdure.engine.heartbeat import LoopHeartbeat
 from perdure.engine.maintenance import Maintenance
-from perdure.engine.ports import HostedAgent, Policy, ToolGrant
+from perdure.engine.ports import ApprovalNotice, HostedAgent, Policy, ToolGrant
 from perdure.engine.submit import RunOrder, Submitted, submit_run
 from perdure.engine.worker import Worker
 from perdure.protocol.agents import AgentCard
@@ -319,8 +320,14 @@ class Embedded:
 
 def new_worker(core: Core, catalog: Catalog, tools: LocalToolRunner, policy: Policy) -> Worker:
     """Return a worker that beats on the engine's own loop."""
+    tell = catalog.tells_approvers
     return Worker(
-        core=core, catalog=catalog, tools=tools, policy=policy, heartbeat=LoopHeartbeat(core)
+        core=core,
+        catalog=catalog,
+        tools=tools,
+        policy=policy,
+        heartbeat=LoopHeartbeat(core),
+        notifier=None if tell is None else FunctionNotifier(tell, tools.user_code),
     )
 
 
@@ -348,13 +355,16 @@ async def embedded(
     policy: Policy | None = None,
     settings: EngineSettings = SETTINGS,
     start: bool = True,
+    tells: Callable[[ApprovalNotice], object] | None = None,
 ) -> AsyncGenerator[Embedded]:
     """Start the engine over an entered database; on leaving, the workers are drained.
 
-    `start=False` starts no worker: register and run one with `start_worker` when it suits.
+    `tells` is the function that tells approvers. `start=False` starts no worker: register and run one with `start_worker` when it suits.
     """
     registry = AgentRegistry()
     registry.add(*agents)
+    if tells is not None:
+        registry.on_approval(tells)
     catalog = Catalog([registry]) if tools is None else _catalog(registry, tools)
     async with LocalSignals() as signals:
         core = core_of(database, signals, settings)

@@ -8,12 +8,12 @@ from starlette.responses import Response
 from perdure.protocol.ids import INTERRUPT
 from perdure.protocol.states import InterruptStatus
 from perdure.server.asgi import StrictRoute
-from perdure.server.call import InCall, one, page
+from perdure.server.call import InCall, example, one, page
 from perdure.server.idempotency import REPLAYED, NaturalKey
 from perdure.server.openapi import may_answer
 from perdure.server.paging import LIMIT_DEFAULT, After, Limit, read_id, write_cursor
 from perdure.service import interrupts
-from perdure.service.interrupts import Answered, AnswerRequest
+from perdure.service.interrupts import Answered, AnswerRequest, DelegateRequest
 from perdure.service.views import InterruptView, Page
 
 router = APIRouter(prefix="/v1", route_class=StrictRoute, tags=["interrupts"])
@@ -118,6 +118,26 @@ async def resolve_interrupt(
     del idempotency_key
     answered = await interrupts.resolve(call.service, call.principal, interrupt_id, body)
     return _answer(answered)
+
+
+@router.post(
+    "/interrupts/{interrupt_id}/delegate",
+    operation_id="delegate_interrupt",
+    summary="Hand an approval on",
+    response_model=InterruptView,
+    responses=may_answer("not_found", "conflict", "gone", "forbidden", body=True, parameters=True),
+)
+async def delegate_interrupt(
+    call: InCall,
+    interrupt_id: str,
+    body: Annotated[DelegateRequest, Body(openapi_examples=example({"to": ["ada"]}))],
+    idempotency_key: NaturalKey = None,
+) -> Response:
+    """Let others decide an approval in the caller's place. The same again changes nothing; who,
+    to whom, when and why stand in the log, and in `handling`."""
+    del idempotency_key
+    done = await interrupts.delegate_approval(call.service, call.principal, interrupt_id, body)
+    return _answer(done)
 
 
 @router.post(

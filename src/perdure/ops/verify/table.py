@@ -2,6 +2,7 @@
 
 from perdure.ops.verify import (
     actions,
+    approvals,
     artifacts,
     cancel,
     compensation,
@@ -33,6 +34,7 @@ RUN_RULES: tuple[Rule[RunRecord], ...] = (
     *compensation.RULES,
     *steps.RULES,
     *humans.RULES,
+    *approvals.RULES,
     *artifacts.RULES,
     *tenancy.RULES,
     *tree.RULES,

@@ -178,6 +178,12 @@ def _write_relations(tables: Tables, run: Run, commit: Commit, now: datetime) ->
         tables.set_timer(commit.run_id, TimerKind.CALLBACK, due, new.tool_call_id)
     for call in commit.callbacks_over:
         tables.drop_timer(commit.run_id, TimerKind.CALLBACK, call)
+    for notice in commit.notices:
+        if notice.due_in_s is None:
+            tables.drop_timer(commit.run_id, TimerKind.NOTICE, notice.interrupt_id)
+        else:
+            due = now + timedelta(seconds=notice.due_in_s)
+            tables.set_timer(commit.run_id, TimerKind.NOTICE, due, notice.interrupt_id)
     if commit.handed_to is not None:
         run.facts = replace(run.facts, active_agent=commit.handed_to)
 
@@ -333,3 +339,4 @@ def _close_interrupt(tables: Tables, run: Run, close: InterruptClose, at: dateti
         answered_at=at if close.status is InterruptStatus.ANSWERED else None,
     )
     tables.drop_timer(run.facts.run_id, TimerKind.EXPIRY, close.interrupt_id)
+    tables.drop_timer(run.facts.run_id, TimerKind.NOTICE, close.interrupt_id)

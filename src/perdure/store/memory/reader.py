@@ -396,6 +396,8 @@ def _place(timer: DueTimer) -> tuple[datetime, str, TimerKind, str]:
 
 
 def _may_fire(timer: DueTimer, hot: RunHot) -> bool:
-    """Tell whether a timer is acted upon: nobody holds the run, and it is not in repair."""
-    free = hot.lease_owner is None or timer.kind is TimerKind.CHILD
+    """Tell whether a timer is acted upon: the run is not in repair, and nobody holds it, or the
+    timer is one that does not care.
+    """
+    free = hot.lease_owner is None or timer.kind in {TimerKind.CHILD, TimerKind.NOTICE}
     return free and hot.parked_on is not ParkedOn.REPAIR

@@ -294,6 +294,7 @@ def holds_only_hot_parts(commit: Commit) -> bool:
         or commit.reported
         or commit.new_callbacks
         or commit.callbacks_over
+        or commit.notices
         or commit.handed_to is not None
         or commit.unmoved_since is not None
     )

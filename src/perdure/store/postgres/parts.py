@@ -122,7 +122,8 @@ async def _close_interrupts(connection: Connection, accepted: Iterable[Accepted]
     closed = await connection.fetch(SQL["close_interrupt"], *columns(rows))
     if len(closed) != len(rows):
         raise DataRefused("the interrupt is not pending")
-    await delete_timers(connection, [(row[1], row[0], "expiry") for row in rows])
+    gone = [(row[1], row[0], kind) for row in rows for kind in ("expiry", "notice")]
+    await delete_timers(connection, gone)
 
 
 async def _spend_approvals(connection: Connection, accepted: Iterable[Accepted]) -> None:
@@ -178,13 +179,25 @@ async def _write_relations(
         for one in accepted
         for call in one.commit.callbacks_over
     ]
+    notices = [
+        (hex_of(one.commit.run_id), hex_of(due.interrupt_id), due.due_in_s, "notice")
+        for one in accepted
+        for due in one.commit.notices
+    ]
+    told += [(run_id, ref, kind) for run_id, ref, in_s, kind in notices if in_s is None]
     waited = [
-        (hex_of(one.commit.run_id), hex_of(new.tool_call_id), max(0.0, new.expires_in_s))
+        (
+            hex_of(one.commit.run_id),
+            hex_of(new.tool_call_id),
+            max(0.0, new.expires_in_s),
+            "callback",
+        )
         for one in accepted
         for new in one.commit.new_callbacks
     ]
+    waited += [(run_id, ref, in_s, kind) for run_id, ref, in_s, kind in notices if in_s is not None]
     if waited:
-        await connection.execute(SQL["set_callback_timers"], clock, *columns(waited))
+        await connection.execute(SQL["set_timers"], clock, *columns(waited))
     await delete_timers(connection, told)
     reports = [
         (hex_of(one.commit.reports_to), hex_of(one.commit.run_id))

@@ -387,6 +387,7 @@ def late_of(row: Row) -> LateRow:
 
 _REFS = {
     TimerKind.EXPIRY: INTERRUPT,
+    TimerKind.NOTICE: INTERRUPT,
     TimerKind.CHILD: RUN,
     TimerKind.CALLBACK: TOOL_CALL,
 }

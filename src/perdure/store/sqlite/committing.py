@@ -16,7 +16,7 @@ from perdure.protocol.base import to_micros
 from perdure.protocol.errors import PerdureError, Unreadable
 from perdure.protocol.states import TERMINAL
 from perdure.store import rules
-from perdure.store.commits import Behind, CommitResult, Committed, LeaseLost, Refused, TimerKind
+from perdure.store.commits import Behind, Commit, CommitResult, Committed, LeaseLost, Refused, TimerKind
 from perdure.store.rules import Kept
 from perdure.store.sqlite.admission import insert_run
 from perdure.store.sqlite.gathering import NoSuchRow, Rows
@@ -175,6 +175,23 @@ def _has_moved(tx: Transaction, run: bytes, since: int) -> bool:
     return place is not None and place[0] is not None
 
 
+def _set_timers(tx: Transaction, run: bytes, commit: Commit) -> None:
+    """Set, move and take away the timers of callbacks and notices."""
+    for new in commit.new_callbacks:
+        due = to_micros(rules.after(tx.now, new.expires_in_s))
+        call = pack_id(new.tool_call_id)
+        tx.run("insert_timer", run, TimerKind.CALLBACK.value, call, due)
+    for call in commit.callbacks_over:
+        tx.run("delete_timer", run, TimerKind.CALLBACK.value, pack_id(call))
+    for notice in commit.notices:
+        key = pack_id(notice.interrupt_id)
+        if notice.due_in_s is None:
+            tx.run("delete_timer", run, TimerKind.NOTICE.value, key)
+        else:
+            due = to_micros(rules.after(tx.now, notice.due_in_s))
+            tx.run("insert_timer", run, TimerKind.NOTICE.value, key, due)
+
+
 def _write_relations(tx: Transaction, prepared: Prepared) -> None:
     """Write what ties the run to its parent, its children and its agent."""
     run, commit = prepared.run, prepared.commit
@@ -191,12 +208,7 @@ def _write_relations(tx: Transaction, prepared: Prepared) -> None:
         parent = pack_id(commit.reports_to)
         if tx.one("is_unfinished", parent) is not None:
             tx.run("insert_timer", parent, TimerKind.CHILD.value, run, tx.now_micros)
-    for new in commit.new_callbacks:
-        due = to_micros(rules.after(tx.now, new.expires_in_s))
-        call = pack_id(new.tool_call_id)
-        tx.run("insert_timer", run, TimerKind.CALLBACK.value, call, due)
-    for call in commit.callbacks_over:
-        tx.run("delete_timer", run, TimerKind.CALLBACK.value, pack_id(call))
+    _set_timers(tx, run, commit)
     if commit.handed_to is not None:
         tx.run("hand_over_run", *commit.handed_to, run)
 

@@ -109,6 +109,7 @@ def _is_plain(commit: Commit) -> bool:
         or commit.reported
         or commit.new_callbacks
         or commit.callbacks_over
+        or commit.notices
         or commit.handed_to is not None
         or commit.unmoved_since is not None
         or commit.guard.from_state not in _BEFORE

@@ -127,3 +127,4 @@ def _close_interrupt(tx: Transaction, run: bytes, close: InterruptClose, at: int
     if written != 1:
         raise NotPending("the interrupt is not pending")
     tx.run("delete_timer", run, TimerKind.EXPIRY.value, key)
+    tx.run("delete_timer", run, TimerKind.NOTICE.value, key)

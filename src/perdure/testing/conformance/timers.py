@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from perdure.protocol.ids import TOOL_CALL
-from perdure.protocol.states import AttemptEnd, ParkedOn
-from perdure.store.commits import DueTimer, NewCallback, TimerKind
+from perdure.protocol.states import AttemptEnd, ParkedOn, RunState
+from perdure.store.commits import DueTimer, NewCallback, NoticeDue, TimerKind
 from perdure.store.ports import Reader, Store
 from perdure.testing.builders import (
     BACKOFF_S,
@@ -135,6 +135,34 @@ class TimerContract(Contract):
         assert await reader.timers_of(run_id) == [both[0]]
         await write(store, commit_of(row, path=(FAILED,)))
         assert await reader.timers_of(run_id) == []
+
+    async def test_a_notice_is_due_beside_a_holder_and_goes_with_its_interrupt(
+        self, store: Store, reader: Reader, clock: FakeClock
+    ) -> None:
+        """R-8.3: set, moved and taken away by commits of the run."""
+        held = await claimed(store)
+        asked = asking(held.row)
+        approval = asked.new_interrupts[0].interrupt_id
+
+        def due_in(seconds: float | None) -> tuple[NoticeDue, ...]:
+            return (NoticeDue(interrupt_id=approval, due_in_s=seconds),)
+
+        first = commit_of(held.row, note(), path=TO_EXECUTING)
+        row = await advanced(store, reader, replace(first, notices=due_in(10.0)))
+        expected = timer(asked.run_id, TimerKind.NOTICE, approval)
+        clock.advance(10)
+        assert await reader.due_timers(10) == [expected]
+        row = await advanced(store, reader, replace(commit_of(row, note()), notices=due_in(5.0)))
+        assert await reader.due_timers(10) == []
+        row = await advanced(store, reader, replace(commit_of(row, note()), notices=due_in(None)))
+        assert await reader.timers_of(asked.run_id) == []
+        again = asking(row, path=(RunState.WAITING_HUMAN,))
+        key = again.new_interrupts[0].interrupt_id
+        notice = NoticeDue(interrupt_id=key, due_in_s=0.0)
+        row = await advanced(store, reader, replace(again, notices=(notice,)))
+        assert await reader.due_timers(10) == [timer(asked.run_id, TimerKind.NOTICE, key)]
+        await write(store, answering(row, key))
+        assert await reader.timers_of(asked.run_id) == []
 
     async def test_each_interrupt_has_its_own_expiry(
         self, store: Store, reader: Reader, clock: FakeClock

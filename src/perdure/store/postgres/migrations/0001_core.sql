@@ -349,7 +349,7 @@ CREATE TABLE late_results (
 );
 CREATE INDEX late_results_by_run ON late_results (run_id, seq);
 
--- `ref` is the interrupt of an expiry, the child of a report, the call of a callback, else the run itself.
+-- `ref` is the interrupt of an expiry or a notice, the child of a report, the call of a callback, else the run itself.
 CREATE TABLE timers (
     run_id uuid NOT NULL,
     ref uuid NOT NULL,

@@ -80,11 +80,10 @@ SELECT u.run_id, u.run_id, coalesce($1::timestamptz, now()) + u.in_s * interval 
   FROM unnest($2::uuid[], $3::float8[]) AS u(run_id, in_s)
     ON CONFLICT (run_id, kind, ref) DO UPDATE SET due_at = excluded.due_at;
 
--- name: set_callback_timers
+-- name: set_timers
 INSERT INTO timers (run_id, ref, due_at, kind)
-SELECT u.run_id, u.call_id, coalesce($1::timestamptz, now()) + u.in_s * interval '1 second',
-       'callback'
-  FROM unnest($2::uuid[], $3::uuid[], $4::float8[]) AS u(run_id, call_id, in_s)
+SELECT u.run_id, u.ref, coalesce($1::timestamptz, now()) + u.in_s * interval '1 second', u.kind
+  FROM unnest($2::uuid[], $3::uuid[], $4::float8[], $5::text[]) AS u(run_id, ref, in_s, kind)
     ON CONFLICT (run_id, kind, ref) DO UPDATE SET due_at = excluded.due_at;
 
 -- name: leave_reports

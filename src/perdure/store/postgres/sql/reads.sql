@@ -227,7 +227,7 @@ SELECT t.run_id, t.kind, t.ref, t.due_at
   FROM timers AS t
  CROSS JOIN LATERAL (
     SELECT 1 FROM run_state AS s
-     WHERE s.run_id = t.run_id AND (s.lease_owner IS NULL OR t.kind = 'child')
+     WHERE s.run_id = t.run_id AND (s.lease_owner IS NULL OR t.kind IN ('child', 'notice'))
        AND s.parked_on IS DISTINCT FROM 'repair' OFFSET 0
  ) AS unheld
  WHERE t.due_at <= coalesce($1::timestamptz, now())

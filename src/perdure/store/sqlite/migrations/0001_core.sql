@@ -453,7 +453,7 @@ CREATE TABLE late_results (
     PRIMARY KEY (run_id, tool_call_id, execution)
 ) STRICT, WITHOUT ROWID;
 
--- `ref` is the interrupt of an expiry, the child of a report, the call of a callback, else empty. Rows are inserted and deleted.
+-- `ref` is the interrupt of an expiry or a notice, the child of a report, the call of a callback, else empty. Rows are inserted and deleted.
 CREATE TABLE timers (
     run_id BLOB NOT NULL,
     kind TEXT NOT NULL CHECK (
@@ -462,6 +462,7 @@ CREATE TABLE timers (
         OR kind = 'close'
         OR kind = 'child'
         OR kind = 'callback'
+        OR kind = 'notice'
     ),
     ref BLOB NOT NULL,
     due_at INTEGER NOT NULL,

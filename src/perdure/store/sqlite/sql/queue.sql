@@ -89,7 +89,8 @@ INNER JOIN run_state AS s ON s.run_id = t.run_id
 WHERE
     t.due_at <= ? AND (t.due_at, t.run_id, t.kind, t.ref) > (?, ?, ?, ?)
     AND t.kind IN (SELECT value FROM json_each(?))
-    AND (s.lease_owner IS NULL OR t.kind = 'child') AND s.parked_on IS NOT 'repair'
+    AND (s.lease_owner IS NULL OR t.kind IN ('child', 'notice'))
+    AND s.parked_on IS NOT 'repair'
 ORDER BY t.due_at, t.run_id, t.kind, t.ref
 LIMIT ?;
 
