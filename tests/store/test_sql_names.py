@@ -37,7 +37,7 @@ ONLY_POSTGRES = {
     "register_tools": SET_ORIENTED,
     "renew_leases": SET_ORIENTED,
     "runs_below": LOCKS,
-    "set_callback_timers": SET_ORIENTED,
+    "set_timers": SET_ORIENTED,
     "set_close_timers": SET_ORIENTED,
     "set_ready": SET_ORIENTED,
     "sync_deadlines": SET_ORIENTED,
