@@ -9,6 +9,9 @@ import pytest
 
 from perdure.ops.local_postgres import LocalPostgres
 from perdure.protocol.errors import Unavailable
+from perdure.protocol.ids import uuid_of
+from perdure.protocol.states import ToolCallStatus
+from perdure.store.commits import CallUpdate
 from perdure.store.migrate import SchemaRefused
 from perdure.store.postgres import PostgresDatabase, migrator
 from perdure.store.postgres.driver import SETTINGS
@@ -136,6 +139,46 @@ async def test_the_hot_row_is_nearly_always_updated_in_place(postgres_own_dsn: s
     assert row is not None
     assert row["all"] >= 8 * 2 * STEPS
     assert row["hot"] / row["all"] > 0.9
+
+
+# ---------------------------------------------------------------- what no statement may do
+
+
+async def test_the_database_itself_refuses_what_breaks_the_record(postgres_own_dsn: str) -> None:
+    """R-2.1, decision 9: illegal transitions, changes after an end, changes of events."""
+    async with PostgresDatabase(postgres_own_dsn) as database:
+        store, reader = database.store, database.reader
+        held = await make.claimed(store)
+        row, call = await make.with_call(store, reader, held.row)
+        done = replace(
+            make.commit_of(row, make.result_of(call)),
+            call_updates=(
+                CallUpdate(tool_call_id=call.tool_call_id, status=ToolCallStatus.FAILED),
+            ),
+        )
+        await make.write(store, done)
+        await make.finish(store, reader, row.facts.run_id)
+        asked = await make.claimed(store)
+    statements = [
+        "UPDATE run_state SET state = 'planning', finished_at = NULL WHERE state = 'succeeded'",
+        "UPDATE run_state SET state = 'failed' WHERE state = 'succeeded'",
+        "UPDATE run_state SET code = 'INTERNAL' WHERE state = 'succeeded'",
+        "UPDATE run_state SET parked_on = 'timer' WHERE state = 'succeeded'",
+        "UPDATE run_state SET last_seq = last_seq - 1 WHERE state <> 'succeeded'",
+        "UPDATE run_state SET lease_expires_at = NULL WHERE state <> 'succeeded'",
+        "UPDATE run_state SET state = 'pending' WHERE state <> 'succeeded'",
+        "UPDATE tool_calls SET status = 'succeeded'",
+        "UPDATE events SET step_index = 7",
+    ]
+    connection = await asyncpg.connect(postgres_own_dsn)
+    try:
+        moved = "UPDATE run_state SET state = 'planning', faults = faults WHERE run_id = $1"
+        await connection.execute(moved, uuid_of(asked.row.facts.run_id))
+        for statement in statements:
+            with pytest.raises(asyncpg.CheckViolationError):
+                await connection.execute(statement)
+    finally:
+        await connection.close()
 
 
 # ---------------------------------------------------------------- migrations (decision 42)

@@ -116,7 +116,9 @@ CREATE TABLE run_state (
     cancel_options smallint NOT NULL DEFAULT 0,
     code text,
     counters bytea NOT NULL DEFAULT '{}',
-    CHECK (state NOT IN ('succeeded', 'failed') OR lease_owner IS NULL),
+    CHECK (state NOT IN ('succeeded', 'failed') OR lease_owner IS NULL AND parked_on IS NULL),
+    CHECK ((lease_owner IS NULL) = (lease_expires_at IS NULL)),
+    CHECK (terminal_seq <= last_seq),
     CHECK ((state IN ('succeeded', 'failed')) = (finished_at IS NOT NULL))
 ) WITH (
     fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 200,
@@ -126,6 +128,28 @@ CREATE TABLE run_state (
 CREATE INDEX run_state_held ON run_state (lease_owner) WHERE lease_owner IS NOT NULL;
 -- Changes at the end of a run only.
 CREATE INDEX run_state_unfinished ON run_state (run_id) WHERE finished_at IS NULL;
+
+-- What no statement of ours does is refused all the same (decision 9). After the row, and asked in
+-- WHEN: a write that is legal calls no function and locks nothing more.
+CREATE FUNCTION refuse_change() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE EXCEPTION USING ERRCODE = 'check_violation', MESSAGE = TG_ARGV[0];
+END $$;
+
+-- A commit may pass through several states at once; every pair it may join follows from the
+-- table of transitions: nothing comes back to pending, nothing leaves a terminal state.
+CREATE TRIGGER run_state_legal AFTER UPDATE ON run_state FOR EACH ROW
+WHEN (new.state <> old.state
+      AND (new.state = 'pending' OR old.state = 'succeeded' OR old.state = 'failed'))
+EXECUTE FUNCTION refuse_change('illegal transition of a run');
+
+CREATE TRIGGER run_state_final AFTER UPDATE ON run_state FOR EACH ROW
+WHEN ((old.state = 'succeeded' OR old.state = 'failed') AND new.code IS DISTINCT FROM old.code)
+EXECUTE FUNCTION refuse_change('a terminal run is final');
+
+CREATE TRIGGER run_state_kept AFTER UPDATE ON run_state FOR EACH ROW
+WHEN (new.last_seq < old.last_seq)
+EXECUTE FUNCTION refuse_change('a seq never goes back');
 
 CREATE VIEW run_rows AS
 SELECT r.run_id, r.tenant_id, r.agent_id, r.agent_version, r.thread_id, r.root_run_id,
@@ -208,6 +232,10 @@ CREATE TABLE tool_calls (
     autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000,
     autovacuum_vacuum_cost_delay = 0, autovacuum_vacuum_insert_threshold = 100000
 );
+CREATE TRIGGER tool_calls_final AFTER UPDATE ON tool_calls FOR EACH ROW
+WHEN (new.status <> old.status
+      AND old.status NOT IN ('running', 'proposed', 'awaiting_approval', 'pending'))
+EXECUTE FUNCTION refuse_change('the outcome of a tool call is final');
 CREATE INDEX tool_calls_by_run ON tool_calls (run_id, step_index, ordinal);
 COMMENT ON COLUMN tool_calls.effective_digest IS 'null: the same as args_digest';
 
@@ -239,6 +267,9 @@ CREATE TABLE events (
     data bytea NOT NULL,
     PRIMARY KEY (run_id, seq)
 );
+
+CREATE TRIGGER events_are_facts BEFORE UPDATE ON events FOR EACH STATEMENT
+EXECUTE FUNCTION refuse_change('events never change');
 
 CREATE TABLE checkpoints (
     run_id uuid NOT NULL,
@@ -310,6 +341,9 @@ CREATE TABLE interrupts (
     answer text,
     answered_by bytea
 );
+CREATE TRIGGER interrupts_final AFTER UPDATE ON interrupts FOR EACH ROW
+WHEN (new.status <> old.status AND old.status <> 'pending')
+EXECUTE FUNCTION refuse_change('a closed interrupt is final');
 CREATE INDEX interrupts_by_run ON interrupts (run_id, interrupt_id);
 CREATE INDEX interrupts_by_tenant ON interrupts (tenant_id, interrupt_id);
 CREATE INDEX interrupts_pending ON interrupts (tenant_id, interrupt_id) WHERE status = 'pending';
