@@ -165,8 +165,13 @@ async def _status_of(app: ASGIApp, receive: Receive) -> int | None:
     return sent[0]["status"] if sent else None
 
 
-async def test_what_is_no_http_gets_a_problem_too() -> None:
-    """R-21.3: what the HTTP library refuses has the form of all other refusals."""
+@pytest.mark.parametrize(
+    "request_",
+    [b"NONSENSE\r\n\r\n", b"GET /v1/runs?x=" + b"a" * 5_000_000 + b" HTTP/1.1\r\n\r\n"],
+    ids=["nonsense", "long"],
+)
+async def test_what_is_no_http_gets_a_problem_too(request_: bytes) -> None:
+    """R-21.3: what the HTTP library refuses has the form of all other refusals, and arrives."""
     server = Server(uvicorn.Config(FastAPI(), http=AbortableProtocol, log_config=None), Stopping())
     answer = b""
     with socket.socket() as listener:
@@ -175,7 +180,7 @@ async def test_what_is_no_http_gets_a_problem_too() -> None:
             group.start_soon(server.serve, [listener])
             await eventually(lambda: server.started)
             async with await anyio.connect_tcp(*listener.getsockname()) as stream:
-                await stream.send(b"NONSENSE\r\n\r\n")
+                await stream.send(request_)
                 with suppress(anyio.EndOfStream):
                     while True:
                         answer += await stream.receive()

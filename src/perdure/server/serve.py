@@ -30,12 +30,17 @@ DEAD_PEER_MS = 60_000
 """How long what was sent may stay unacknowledged, where the system can be told: a stream's
 heartbeats then find out a peer that is gone without a word, long before the system's own limit."""
 
+LINGER_S = 2.0
+"""How long a refused client may go on sending before its connection is closed."""
+
 _USER_TIMEOUT: int | None = getattr(socket, "TCP_USER_TIMEOUT", None)
 _UNIX: int | None = getattr(socket, "AF_UNIX", None)
 
 
 class AbortableProtocol(H11Protocol):
     """HTTP/1.1 whose connection the application can drop without sending what is buffered."""
+
+    _refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         """Bound how long a silent peer is kept; hand the application the means to drop it."""
@@ -53,7 +58,16 @@ class AbortableProtocol(H11Protocol):
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         )
         self.transport.write(head.encode() + body)
-        self.transport.close()
+        self._refused = True
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.loop.call_later(LINGER_S, self.transport.close)
+
+    def data_received(self, data: bytes) -> None:
+        """Take what comes; after a refusal let it go, for closing on it would reset the connection
+        and the answer with it."""
+        if not self._refused:
+            super().data_received(data)
 
 
 _NO_LINGER = struct.pack("ii", 1, 0)
