@@ -84,7 +84,7 @@ async def test_approvers_are_told_and_what_fails_is_recorded_and_tried_again(
 async def test_others_are_asked_when_nobody_decides_in_time(url: str, zoo: ToolZoo) -> None:
     """R-8.3: then it is theirs to decide; they are told, and it is recorded."""
     inbox = Inbox()
-    agent = payer(approvers=("ada",), escalate_after_s=0.3, escalate_to=("ops", "boss"))
+    agent = payer(approvers=("ada",), escalate_after_s=1.5, escalate_to=("ops", "boss"))
     async with flow(url, [agent], zoo, settings=QUICK, tells=inbox.tell) as engine:
         run_id = await engine.submit("payer")
         (asked,) = await engine.wait_waiting(run_id)
