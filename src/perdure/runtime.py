@@ -8,7 +8,7 @@ import random
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -88,6 +88,7 @@ class Application:
     app: "FastAPI"
     settings: "ServerSettings"
     stopping: "Stopping"
+    worker: Worker | None = None
 
 
 # ---------------------------------------------------------------- database and signals
@@ -321,7 +322,8 @@ async def open_app(settings: Settings, *, worker: bool = True) -> AsyncGenerator
     """Open the API over an embedded runtime, or without a worker over the database alone."""
     if worker:
         async with open_runtime(settings) as runtime:
-            yield make_application(settings, runtime.service.core)
+            application = make_application(settings, runtime.service.core)
+            yield replace(application, worker=runtime.worker)
     else:
         async with open_core(settings) as core:
             yield make_application(settings, core)

@@ -7,6 +7,7 @@ import pytest
 from anyio.lowlevel import checkpoint
 from pydantic import JsonValue
 
+from perdure.control import guard
 from perdure.control.guard import GuardedPolicy
 from perdure.control.policy import DefaultPolicy
 from perdure.engine.ports import PolicyDecision
@@ -125,4 +126,25 @@ def test_a_hook_that_came_back_is_asked_again() -> None:
     assert policy.judge(agent_with(GRANT), facts_of(), tool(), ARGS).effect == "deny"
     release.set()
     assert back.wait(5)
+    assert policy.judge(agent_with(GRANT), facts_of(), tool(), ARGS).effect == "allow"
+
+
+def test_slow_hooks_keep_the_loop_from_its_leases_for_a_bounded_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """R-14.1, F44: after that calls are denied unasked, until the window is over."""
+    monkeypatch.setattr(guard, "WAITED_S_MAX", 0.03)
+    asked: list[object] = []
+
+    def hook(*_: Any) -> Any:
+        asked.append(None)
+        threading.Event().wait(0.02)
+        return "allow"
+
+    policy = GuardedPolicy(hook, version="1", timeout_s=5.0)
+    found = [policy.judge(agent_with(GRANT), facts_of(), tool(), ARGS) for _ in range(20)]
+    assert 1 <= len(asked) <= 2
+    assert [one.effect for one in found] == ["allow"] * len(asked) + ["deny"] * (20 - len(asked))
+    assert "too slow" in found[-1].reason
+    monkeypatch.setattr(guard, "WAITED_S_MAX", 60.0)
     assert policy.judge(agent_with(GRANT), facts_of(), tool(), ARGS).effect == "allow"

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import anyio
 import pytest
@@ -290,3 +292,41 @@ async def test_a_busy_row_keeps_no_run_from_its_end(url: str) -> None:
         row = await engine.wait_terminal(run_id)
         assert (row.hot.code, row.hot.attempt) == (FailureCode.CHECKPOINT_INCOMPATIBLE, 1)
         Rows(url).damage("UPDATE runs SET schema_version = 1 WHERE run_id = ?", run_id)
+
+
+async def test_an_answer_reads_no_messages_and_late_results_wait_in_a_bounded_queue(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R-12.4: who writes beside the holder needs no thread; a store that stays away costs memory
+    for a bounded number of late results."""
+
+    class NoMessages:
+        """A reader that is asked for no messages."""
+
+        def __init__(self, core: Core) -> None:
+            self._reader = core.reader
+
+        def __getattr__(self, name: str) -> object:
+            assert name != "list_messages"
+            return getattr(self._reader, name)
+
+    asker = scripted("asker", [Ask(title="?"), Finish(answer=1)])
+    async with flow(url, [scripted("one", [Finish(answer=1)]), asker]) as engine:
+        thread = (await engine.wait_terminal(await engine.submit("one"))).facts.thread_id
+        run_id = await engine.submit("asker", thread_id=thread)
+        (question,) = await engine.wait_waiting(run_id)
+        core = replace(engine.core, reader=NoMessages(engine.core))
+        reply = Reply(answer=Answer.RESPOND, by="ada", value=1)
+        await answer_interrupt(core, "default", question.interrupt_id, reply)
+        await engine.wait_terminal(run_id)
+        monkeypatch.setattr("perdure.engine.worker.LATE_MAX", 2)
+        worker = new_worker(engine.core, engine.catalog, engine.tools, engine.policy)
+        monkeypatch.setattr("perdure.engine.worker.late_result", _given)
+        kept: list[Any] = [SimpleNamespace(run_id=f"r{number}") for number in range(3)]
+        for one in kept:
+            worker._keep_late(one, kept[0], kept[0])  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] - else a store has to be away
+        assert list(worker._late) == kept[1:]  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] - as above
+
+
+def _given(item: Any, *_: Any) -> Any:
+    return item

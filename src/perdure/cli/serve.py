@@ -3,9 +3,11 @@
 import socket
 from typing import Annotated
 
+import anyio
 import typer
 
 from perdure.cli.options import NO_AGENTS, Agents, Db, Json, find_modules_here, settings_of
+from perdure.cli.recycling import start_afresh, stop_when_lost
 from perdure.ops.exits import ExitCode, exit_of_signal, run_async
 from perdure.ops.output import note, print_json
 from perdure.ops.process import tune_interpreter
@@ -33,25 +35,41 @@ def serve(
 ) -> None:
     """Serve the HTTP API until SIGTERM or Ctrl-C; its documentation is at /docs.
 
-    The first signal ends streams cleanly and drains the worker; a second one ends at once.
+    The first signal ends streams cleanly and drains the worker; a second one ends at once. When too
+    many tools never came back, the process does the first by itself and starts afresh.
     """
     find_modules_here()
     settings = settings_of(db, agents=agents, server={"host": host, "port": port})
     if not settings.agents and not no_worker:
         note(f"the worker inside serves {NO_AGENTS}")
-    asked = run_async(lambda: _serve(settings, with_worker=not no_worker, json=json))
+    asked, is_lost = run_async(lambda: _serve(settings, with_worker=not no_worker, json=json))
+    if is_lost and not asked.number:
+        start_afresh()
     raise typer.Exit(exit_of_signal(asked.number) if asked.number else ExitCode.OK)
 
 
-async def _serve(settings: Settings, *, with_worker: bool, json: bool) -> StopSignal:
+async def _serve(settings: Settings, *, with_worker: bool, json: bool) -> tuple[StopSignal, bool]:
+    """Serve until asked to stop, or until too many tools never came back; tell which."""
     async with open_app(settings, worker=with_worker) as application:
         tune_interpreter()
         server = make_server(application.app, application.settings, application.stopping)
         with _listen(settings.server.host, settings.server.port) as listener:
             _announce(listener, json=json)
-            async with stopping_on_signals(server.stop_streams) as asked:
+            lost = anyio.Event()
+
+            def leave() -> None:
+                lost.set()
+                server.stop()
+
+            async with (
+                stopping_on_signals(server.stop_streams) as asked,
+                anyio.create_task_group() as group,
+            ):
+                if application.worker is not None:
+                    group.start_soon(stop_when_lost, application.worker, leave)
                 await server.serve(sockets=[listener])
-            return asked
+                group.cancel_scope.cancel()
+            return asked, lost.is_set()
 
 
 def _listen(host: str, port: int) -> socket.socket:

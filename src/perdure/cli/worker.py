@@ -1,26 +1,18 @@
 """`perdure worker`: a process that carries out runs."""
 
-import logging
-import os
-import sys
 from typing import Annotated
 
 import anyio
 import typer
 
 from perdure.cli.options import NO_AGENTS, Agents, Db, Json, find_modules_here, settings_of
-from perdure.engine.worker import Worker
+from perdure.cli.recycling import start_afresh, stop_when_lost
 from perdure.ops.exits import exit_of_signal, run_async
 from perdure.ops.output import note, print_json
 from perdure.ops.process import tune_interpreter
 from perdure.ops.settings import Settings
 from perdure.ops.stopping import StopSignal, stopping_on_signals
 from perdure.runtime import open_core, open_worker
-from perdure.tools.runner import LocalToolRunner
-
-LOOK_S = 1.0
-
-log = logging.getLogger(__name__)
 
 
 def worker(
@@ -47,9 +39,7 @@ def worker(
     asked = run_async(lambda: _work(settings, json=json))
     if asked.number:
         raise typer.Exit(exit_of_signal(asked.number))
-    # A thread that is stuck in a tool can only be ended with its process.
-    command = [sys.executable, "-m", "perdure.cli.main", *sys.argv[1:]]
-    os.execv(sys.executable, command)  # noqa: S606  # no shell is wanted
+    start_afresh()
 
 
 async def _work(settings: Settings, *, json: bool) -> StopSignal:
@@ -63,17 +53,7 @@ async def _work(settings: Settings, *, json: bool) -> StopSignal:
             if json:
                 print_json({"agents": served, "worker_id": made.worker_id})
             note(f"worker {made.worker_id} serves {', '.join(served) or NO_AGENTS}")
-            group.start_soon(_watch, made)
+            group.start_soon(stop_when_lost, made, made.drain)
             await made.run()
             group.cancel_scope.cancel()
         return asked
-
-
-async def _watch(worker: Worker) -> None:
-    """Drain the worker when code that never returned has used up what there is for it."""
-    while isinstance(worker.tools, LocalToolRunner):
-        await anyio.sleep(LOOK_S)
-        if worker.tools.wants_recycle:
-            log.error("too many tools never came back: the worker starts afresh")
-            worker.drain()
-            return

@@ -217,7 +217,7 @@ class _Turn:
         row = await self.core.reader.find_run(None, self.run_id)
         if row is None or not is_undoing(row):
             return None
-        self.view = await load_view(self.core, row)
+        self.view = await load_view(self.core, row, with_messages=False)
         return row
 
     def _draft(self, close_in_s: float = 0.0) -> Draft:

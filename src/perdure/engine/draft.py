@@ -92,14 +92,12 @@ class Draft:
     _from_state: RunState = field(init=False)
     _from_seq: int = field(init=False)
     _from_epoch: int = field(init=False)
-    _step_first: int | None = field(init=False)
 
     def __post_init__(self) -> None:
         snapshot = self.view.snapshot
         self._from_state = snapshot.state
         self._from_seq = snapshot.last_seq
         self._from_epoch = snapshot.cancel_epoch
-        self._step_first = None
 
     def add(self, data: EventData) -> int:
         """Add an event, apply it to the view, and return its seq.

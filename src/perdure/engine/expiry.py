@@ -95,7 +95,7 @@ async def _known_at_the_end(
     row = await core.reader.find_run(None, run_id)
     if row is None or row.hot.lease_owner is not None:
         return {}
-    view = await load_view(core, row)
+    view = await load_view(core, row, with_messages=False)
     if tools is None:
         return None if any(not call.repeatable for call in begun_calls(view)) else {}
     return await look_up_open(view, tools, LOOKUP_TIMEOUT_S)

@@ -195,7 +195,6 @@ class RunSnapshot:
     agent_state: JsonValue = None
     agent_state_digest: str = ""
     history_position: int | None = None
-    last_failure: Failure | None = None
     breakpoints: tuple[Breakpoint, ...] | None = None
     passed: set[str] = field(default_factory=set[str])
     single_step: bool = False
@@ -417,7 +416,6 @@ def _fold_step(snapshot: RunSnapshot, data: StepEvent) -> None:
 
 def _fold_retry(snapshot: RunSnapshot, data: RetryEvent) -> None:
     snapshot.retries += 1
-    snapshot.last_failure = data.failure
     if data.subject == "model":
         snapshot.model_failures += 1
     call = snapshot.open_calls.get(data.tool_call_id or "")
@@ -514,7 +512,6 @@ def _fold_handoff(snapshot: RunSnapshot, data: HandoffEvent) -> None:
 
 
 def _fold_error(snapshot: RunSnapshot, data: ErrorEvent) -> None:
-    snapshot.last_failure = data.failure
     if data.final:
         snapshot.ending = snapshot.ending or data.failure
     if data.failure.code in CORRECTABLE:

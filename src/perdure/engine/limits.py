@@ -28,9 +28,9 @@ def before_planning(view: RunView, *, worked_s: float) -> Failure | None:
         ("wall_time_s", worked_s, budget.wall_time_s),
         ("context_tokens", snapshot.context_tokens, budget.context_tokens),
     )
-    for name, used, limit in spent:
-        if limit is not None and used >= limit:
-            return _over_budget(name, used, limit)
+    for name, so_far, limit in spent:
+        if limit is not None and so_far >= limit:
+            return _over_budget(name, so_far, limit)
     return None
 
 

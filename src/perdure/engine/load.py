@@ -45,16 +45,19 @@ async def load_claimed(core: Core, claimed: Claimed, worker_id: str) -> RunView:
     return await load_view(core, row)
 
 
-async def load_view(core: Core, row: RunRow) -> RunView:
-    """Return the view of a run as of its last event. Raises Damaged, Incompatible."""
+async def load_view(core: Core, row: RunRow, *, with_messages: bool = True) -> RunView:
+    """Return the view of a run as of its last event. Raises Damaged, Incompatible.
+
+    Only a planner needs the messages of its thread; they cost a few reads each.
+    """
     check_version(row.facts.schema_version)
     try:
-        return await _load(core, row)
+        return await _load(core, row, with_messages=with_messages)
     except Unreadable as error:
         raise Damaged(error.message) from error
 
 
-async def _load(core: Core, row: RunRow) -> RunView:
+async def _load(core: Core, row: RunRow, *, with_messages: bool) -> RunView:
     try:
         run_input = await load_value(core, row.facts.tenant_id, row.facts.input)
     except LookupError as error:
@@ -66,7 +69,7 @@ async def _load(core: Core, row: RunRow) -> RunView:
         raise Damaged(f"the log ends at {view.snapshot.last_seq}, the row at {row.hot.last_seq}")
     await _load_executions(core, view)
     position = view.snapshot.history_position
-    if position is not None and position > 1:
+    if with_messages and position is not None and position > 1:
         view.messages = await load_history(core, thread_id, position, own)
     return view
 

@@ -169,7 +169,7 @@ async def _use(core: Core, row: RunRow) -> ChildUse:
     where = RunFilter(parent_run_id=row.facts.run_id)
     if await core.reader.list_runs(None, where, after=None, limit=1):
         with suppress(Damaged, Incompatible, Unreadable):
-            view = await load_view(core, row)
+            view = await load_view(core, row, with_messages=False)
             use = add_use(use, view.snapshot.children_use)
     return use
 
@@ -323,7 +323,7 @@ async def _is_owed(core: Core, view: RunView, undoing: Undoing) -> bool:
 async def _view(core: Core, row: RunRow) -> tuple[RunView, bool]:
     """Return the run's view, and whether its log could be folded: what is owed can always be told."""
     try:
-        return await load_view(core, row), True
+        return await load_view(core, row, with_messages=False), True
     except Incompatible:
         return await view_from_rows(core, row), False
 

@@ -59,7 +59,7 @@ async def intervene(
             raise Conflict("the run is put aside for repair")
         try:
             async with damage_put_aside(core, run_id):
-                view = await load_view(core, row)
+                view = await load_view(core, row, with_messages=False)
         except Incompatible as error:
             raise NotCarriedOn(f"this release cannot carry the run on: {error}") from error
         draft = unheld_draft(core, view, row)

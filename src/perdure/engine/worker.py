@@ -52,6 +52,8 @@ from perdure.store.commits import (
 
 log = logging.getLogger(__name__)
 
+LATE_MAX = 10_000
+"""So many late results wait for the store at most; the oldest is given up."""
 UNKNOWN_MAX = 1000
 """So many leases are looked at when a claim's answer was lost."""
 
@@ -429,6 +431,9 @@ class Worker:
     # -- late results
 
     def _keep_late(self, item: Finished, view: RunView, lease: Lease) -> None:
+        if len(self._late) >= LATE_MAX:
+            lost = self._late.popleft()
+            log.error("a late result of %s is given up: the store takes none", lost.run_id)
         self._late.append(late_result(item, view, lease))
         self._late_bell.set()
 

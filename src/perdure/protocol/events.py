@@ -9,9 +9,9 @@ Readers accept types they do not know as `Unknown`, so that an older release pas
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, ValidationError
 
 from perdure.protocol.base import SCHEMA_VERSION, Stored, StoredValue, Time
 from perdure.protocol.codec import digest
@@ -516,10 +516,6 @@ EventData = (
     | LateEvent
     | RepairEvent
     | GapEvent
-)
-
-EVENT_ADAPTER: TypeAdapter[EventData] = TypeAdapter(
-    Annotated[EventData, Field(discriminator="type")]
 )
 
 EVENT_TYPES: tuple[str, ...] = (

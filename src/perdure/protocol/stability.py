@@ -7,8 +7,6 @@ releases before. `text`: always there, worded for people, and may be worded othe
 
 from enum import StrEnum
 
-from perdure.protocol.events import EVENT_TYPES
-
 SINCE = "0.1.0"
 """The release that wrote the first events; a later type or field stands in `ADDED`."""
 
@@ -37,11 +35,6 @@ PROVISIONAL_TYPES = frozenset(
     }
 )
 """Types that readers must accept and the runtime does not write yet."""
-
-WRITTEN_TYPES: tuple[str, ...] = tuple(
-    name for name in EVENT_TYPES if name not in PROVISIONAL_TYPES
-)
-"""Types that this release writes."""
 
 _TEXT_FIELDS = frozenset({"done", "not_done", "reason", "title"})
 _PROVISIONAL_FIELDS = frozenset({"model.request_digest", "model.session", "retry.delay_ms"})

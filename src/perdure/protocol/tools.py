@@ -10,7 +10,6 @@ from perdure.protocol.failures import Failure
 from perdure.protocol.policies import RetryPolicy
 from perdure.protocol.states import SideEffect, ToolCallStatus
 
-TOOL_TIMEOUT_S_DEFAULT = 60.0
 CALLBACK_S_MAX = 366 * 86_400.0
 """The longest time a callback is waited for."""
 

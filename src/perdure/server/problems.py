@@ -106,11 +106,6 @@ class Problem(Stored):
     next_actions: list[NextAction] = Field(default_factory=list[NextAction])
 
 
-def kind_of(code: str) -> Kind:
-    """Return what a code stands for; an unknown code is a fault of the server."""
-    return KINDS.get(code, KINDS["internal"])
-
-
 def make_problem(
     code: str,
     detail: str,

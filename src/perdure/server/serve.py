@@ -107,6 +107,11 @@ class Server(uvicorn.Server):
         self.stop_streams()
         super().handle_exit(sig, frame)
 
+    def stop(self) -> None:
+        """Stop as by a signal; called on the server's loop."""
+        self.stop_streams()
+        self.should_exit = True
+
     def stop_streams(self) -> None:
         """Set the stopping event; may be called from a signal handler or another thread."""
         if self._loop is not None and not self._loop.is_closed():

@@ -5,7 +5,8 @@ writes nothing and the others of its batch are written (decisions 1, 4, 6, 9). `
 known to the writer because the guard names the last seq: the event at place i gets
 `expected_seq + 1 + i`, and rows refer to events by these numbers.
 
-Durations, never instants, cross this port: the store's own clock decides when something is due.
+Durations, not instants, cross this port: the store's own clock decides when something is due.
+But for `NewRun.start_at`, which a caller may name as a time; it is made by the store's clock.
 
 What a step makes twice is not `frozen`, though nobody changes it: a frozen dataclass sets each
 field through `object.__setattr__`, which made building a commit four times as slow.

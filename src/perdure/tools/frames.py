@@ -19,7 +19,6 @@ from perdure.protocol.states import ArtifactStatus
 from perdure.protocol.tools import ToolResult, ToolSpec
 
 HEADER = struct.Struct(">I")
-FRAME_BYTES_MAX = 2**32 - 1
 
 
 class CallFrame(Stored):

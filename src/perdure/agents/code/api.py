@@ -26,7 +26,7 @@ from perdure.agents.code.errors import (
     StepFailed,
     ToolFailed,
 )
-from perdure.agents.code.live import LiveFunction, ModelWish, after, whole
+from perdure.agents.code.live import LiveFunction, ModelWish, later_by, whole
 from perdure.agents.code.positions import Branch, at
 from perdure.engine.context import PlannerContext
 from perdure.engine.journal import NOW, SLEEP, STEP_TOOLS, question_digest
@@ -265,7 +265,7 @@ class Context:
         position = branch.take()
         recorded = live.known(position, "value", SLEEP, "")
         if recorded is None:
-            until = after(live.now, seconds)
+            until = later_by(live.now, seconds)
             live.record(Note(position=position, name=SLEEP, value={"until": until.isoformat()}))
         else:
             told = cast("dict[str, str]", recorded.value)

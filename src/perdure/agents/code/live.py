@@ -395,7 +395,7 @@ def whole(recorded: Recorded) -> JsonValue:
     return copied(recorded.value)
 
 
-def after(now: datetime, seconds: float) -> datetime:
+def later_by(now: datetime, seconds: float) -> datetime:
     """Return the time so many seconds from now, in whole microseconds."""
     return now + timedelta(seconds=seconds)
 

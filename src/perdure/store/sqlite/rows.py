@@ -61,8 +61,7 @@ FACTS_WIDTH: Final = 19
 HOT_WIDTH: Final = 35
 FINGERPRINT: Final = FACTS_WIDTH + HOT_WIDTH
 INPUT_POSITION: Final = FINGERPRINT + 1
-MAX_ATTEMPTS: Final = FINGERPRINT + 2
-_RELATIONS: Final = FINGERPRINT + 3
+_RELATIONS: Final = FINGERPRINT + 3  # behind the bound on attempts
 
 
 def pack_id(identifier: str) -> bytes:
