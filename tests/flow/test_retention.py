@@ -15,6 +15,7 @@ from perdure.protocol.states import RunState
 from perdure.service.base import Service
 from perdure.service.branches import ForkRequest, fork
 from perdure.service.principal import LOCAL
+from perdure.store import rules
 from perdure.store.commits import RetentionRule
 from perdure.testing.embedded import SETTINGS, calls, scripted
 from perdure.testing.tools import ToolZoo
@@ -99,3 +100,20 @@ async def test_a_known_key_is_answered_also_when_the_place_it_began_at_is_gone(
             await fork(service, LOCAL, run_id, wish, header_key="another")
         again = await fork(service, LOCAL, run_id, wish, header_key="k")
         assert (again.created, again.run.run_id) == (False, first.run.run_id)
+
+
+async def test_a_sweep_deletes_a_bounded_number_of_events_in_one_transaction(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R-6.8: each store call stays short, at least one history goes with it, and none is left."""
+    monkeypatch.setattr(rules, "EVENTS_AT_ONCE", 1)
+    async with flow(url, [scripted("any", [Finish(answer=1)])], settings=AT_ONCE) as engine:
+        runs = [await engine.submit("any") for _ in range(3)]
+        for run_id in runs:
+            await engine.wait_terminal(run_id)
+        store, keep = engine.core.store, AT_ONCE.retention
+        first = await store.expire_history(keep, after=None, limit=10)
+        assert (first.runs, first.after) == (1, min(runs))
+        assert await Retention(core=engine.core).run_once() == 2
+        for run_id in runs:
+            assert len(await engine.events(run_id)) == 1

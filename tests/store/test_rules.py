@@ -26,6 +26,7 @@ from perdure.store.commits import (
     Committed,
     LeaseLost,
     Refused,
+    RetentionRule,
 )
 from perdure.testing.builders import (
     EXECUTING,
@@ -378,3 +379,13 @@ def test_a_lease_is_held_by_one_worker_with_one_token() -> None:
     assert not rules.holds(hot, WORKER, 2)
     assert not rules.holds(hot, new_id(ids.WORKER), 1)
     assert not rules.holds(rules.give_back(hot, LATER), WORKER, 1)
+
+
+def test_one_history_goes_at_least_and_no_more_than_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R-6.8."""
+    monkeypatch.setattr(rules, "EVENTS_AT_ONCE", 10)
+    sizes = [[], [99], [99, 1], [4, 6, 1], [4, 6]]
+    assert [rules.histories_at_once(each) for each in sizes] == [0, 1, 1, 2, 2]
+    assert rules.shortest_keep_s([]) is None
+    kept = RetentionRule(state=FAILED, older_than_s=None)
+    assert rules.shortest_keep_s([kept, replace(kept, older_than_s=9), kept]) == 9

@@ -40,8 +40,8 @@ SORTS = {
 """What may sort what it found."""
 
 
-GIVEN = re.compile(r"json_each|CONSTANT ROW|^SCAN v$|^SCAN \(subquery|^SCAN levels$")
-"""Walks over the values that a statement was given, or over the few priorities that there are."""
+GIVEN = re.compile(r"json_each|CONSTANT ROW|^SCAN v$|^SCAN \(subquery|^SCAN (levels|p)$")
+"""Walks over what a statement was given, over the few priorities that there are, over a page."""
 
 
 @pytest.fixture(scope="module")

@@ -201,6 +201,9 @@ class Store(Protocol):
     ) -> Swept:
         """Look at up to `limit` runs with a larger id and drop the history of those that are due.
 
+        A store may pass over runs that cannot be due without counting them, and stops early when
+        many events are to go (`rules.histories_at_once`): each transaction stays short.
+
         Of an ended run that its rule no longer keeps, and whose history no other run shares that
         has its own still, the events before the terminal one and all
         checkpoints go, `retained_from_seq` becomes the terminal seq, and content that only they

@@ -550,6 +550,25 @@ def history_is_due(
     return any(hot.finished_at + timedelta(seconds=seconds) <= now for seconds in times)
 
 
+def shortest_keep_s(keep: Sequence[RetentionRule]) -> float | None:
+    """Return the age below which no rule lets a history go; None when none ever goes."""
+    return min((rule.older_than_s for rule in keep if rule.older_than_s is not None), default=None)
+
+
+EVENTS_AT_ONCE = 20_000
+"""How many events one transaction of a sweep deletes, unless a single history has more."""
+
+
+def histories_at_once(sizes: Sequence[int]) -> int:
+    """Return how many of these histories, by their numbers of events, go in one transaction."""
+    total = 0
+    for count, size in enumerate(sizes):
+        total += size
+        if count and total > EVENTS_AT_ONCE:
+            return count
+    return len(sizes)
+
+
 def drop_history(hot: RunHot) -> RunHot:
     """Return the row of an ended run whose history went."""
     assert hot.terminal_seq is not None, "only ended runs lose their history"

@@ -21,9 +21,16 @@ def expire_history(
         if rules.history_is_due(run.hot, run.facts.tenant_id, keep, now)
         and not _is_shared(tables, run)
     ]
-    for run in due:
+    count = rules.histories_at_once([_size(run) for run in due])
+    for run in due[:count]:
         _drop(tables, run)
-    return Swept(runs=len(due), after=later[limit - 1] if len(later) > limit else None)
+    if count < len(due):
+        return Swept(runs=count, after=due[count - 1].facts.run_id)
+    return Swept(runs=count, after=later[limit - 1] if len(later) > limit else None)
+
+
+def _size(run: Run) -> int:
+    return (run.hot.terminal_seq or 0) - run.hot.retained_from_seq
 
 
 def drop_if_free(tables: Tables, run: Run) -> bool:

@@ -28,12 +28,20 @@ async def expire_history(
 ) -> Swept:
     """Drop what is due of the next runs. Busy rows and damaged ones are left."""
     start = _BEFORE_ALL if after is None else hex_of(after)
-    page = await connection.fetch(SQL["page_of_runs"], start, limit, clock)
-    due = [row["run_id"] for row in page if _is_due(row, keep)]
+    older_than_s = rules.shortest_keep_s(keep)
+    if older_than_s is None:
+        return Swept(runs=0, after=None)
+    page = await connection.fetch(SQL["page_of_runs"], start, limit, clock, older_than_s)
+    due = [row for row in page if _is_due(row, keep)]
     last = id_in(RUN, page[-1]["run_id"]) if len(page) == limit else None
     if not due:
         return Swept(runs=0, after=last)
-    return Swept(runs=len(await drop_unshared(connection, due, clock)), after=last)
+    sizes = [row["terminal_seq"] - row["retained_from_seq"] for row in due]
+    count = rules.histories_at_once(sizes)
+    if count < len(due):
+        last = id_in(RUN, due[count - 1]["run_id"])
+    dropped = await drop_unshared(connection, [row["run_id"] for row in due[:count]], clock)
+    return Swept(runs=len(dropped), after=last)
 
 
 async def drop_unshared(

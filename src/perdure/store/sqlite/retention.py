@@ -13,9 +13,18 @@ def expire_history(
     tx: Transaction, keep: Sequence[RetentionRule], after: str | None, limit: int
 ) -> Swept:
     """Drop what is due of the next runs."""
-    page = tx.all("page_of_runs", b"" if after is None else pack_id(after), limit)
-    count = sum(_drop(tx, run, tenant, keep) for run, tenant in page)
-    return Swept(runs=count, after=f"run_{page[-1][0].hex()}" if len(page) == limit else None)
+    older_than_s = rules.shortest_keep_s(keep)
+    if older_than_s is None:
+        return Swept(runs=0, after=None)
+    until = to_micros(tx.now) - round(older_than_s * 1_000_000)
+    page = tx.all("page_of_runs", b"" if after is None else pack_id(after), limit, until)
+    last = page[-1][0] if len(page) == limit else None
+    due = [row for row in page if row[2] is not None and row[2] > 0]
+    count = rules.histories_at_once([events for _, _, events in due])
+    if count < len(due):
+        last = due[count - 1][0]
+    dropped = sum(_drop(tx, run, tenant, keep) for run, tenant, _ in due[:count])
+    return Swept(runs=dropped, after=None if last is None else f"run_{last.hex()}")
 
 
 def _drop(tx: Transaction, run: bytes, tenant_id: str, keep: Sequence[RetentionRule]) -> bool:

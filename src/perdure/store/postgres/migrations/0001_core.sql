@@ -128,6 +128,9 @@ CREATE TABLE run_state (
 CREATE INDEX run_state_held ON run_state (lease_owner) WHERE lease_owner IS NOT NULL;
 -- Changes at the end of a run only.
 CREATE INDEX run_state_unfinished ON run_state (run_id) WHERE finished_at IS NULL;
+-- Changes at the end of a run, and when its history goes.
+CREATE INDEX run_state_kept ON run_state (run_id, finished_at)
+    WHERE retained_from_seq < terminal_seq;
 
 -- What no statement of ours does is refused all the same (decision 9). After the row, and asked in
 -- WHEN: a write that is legal calls no function and locks nothing more.

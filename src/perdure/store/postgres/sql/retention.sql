@@ -1,11 +1,13 @@
 -- What is no longer kept.
 
 -- name: page_of_runs
--- Ended rows never move any more, so nothing is locked to look at them.
+-- Ended rows never move any more, so nothing is locked to look at them. An index holds those that
+-- have their history still; of the others, and of younger ones, not even the rows are read.
 SELECT s.*, r.tenant_id, coalesce($3::timestamptz, now()) AS now
-  FROM runs AS r JOIN run_state AS s ON s.run_id = r.run_id
- WHERE r.run_id > $1::uuid
- ORDER BY r.run_id
+  FROM run_state AS s JOIN runs AS r ON r.run_id = s.run_id
+ WHERE s.run_id > $1::uuid AND s.retained_from_seq < s.terminal_seq
+   AND s.finished_at <= coalesce($3::timestamptz, now()) - $4::float8 * interval '1 second'
+ ORDER BY s.run_id
  LIMIT $2;
 
 -- name: find_sharer

@@ -1,7 +1,12 @@
 -- What is no longer kept.
 
 -- name: page_of_runs
-SELECT run_id, tenant_id FROM runs WHERE run_id > ? ORDER BY run_id LIMIT ?;
+-- The next runs, with the number of events that may be due of each; the rules have the last word.
+SELECT
+    p.run_id, p.tenant_id,
+    CASE WHEN s.finished_at <= ?3 THEN s.terminal_seq - s.retained_from_seq ELSE 0 END
+FROM (SELECT run_id, tenant_id FROM runs WHERE run_id > ?1 ORDER BY run_id LIMIT ?2) AS p
+CROSS JOIN run_state AS s ON s.run_id = p.run_id;
 
 -- name: find_sharer
 SELECT 1 FROM runs AS r CROSS JOIN run_state AS s ON s.run_id = r.run_id
