@@ -1,18 +1,21 @@
 """A snapshot with its last seq, and following from there: nothing missed, nothing twice (R-6.10)."""
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import anyio
 import pytest
 
 from perdure.engine.context import PlannerContext
+from perdure.engine.core import Core
 from perdure.engine.feed import follow
 from perdure.protocol.decisions import Ask, Decision, Finish
 from perdure.protocol.errors import Invalid
 from perdure.protocol.event_views import EventView
 from perdure.protocol.events import EVENT_TYPES, StateEvent
 from perdure.protocol.granularity import Granularity, wanted_types
-from perdure.protocol.states import RunState
+from perdure.protocol.runs import RunRow
+from perdure.protocol.states import Answer, RunState
 from perdure.service.base import Service
 from perdure.service.events import as_view, follow_run, starting_point
 from perdure.service.principal import LOCAL
@@ -131,3 +134,40 @@ async def test_following_never_starts_changes_or_holds_a_run(url: str, zoo: Tool
         assert await engine.run(run_id) == before
         await engine.start_worker()
         assert (await engine.wait_terminal(run_id)).hot.state is RunState.SUCCEEDED
+
+
+@pytest.mark.parametrize("limit", [1, 2, 100])
+async def test_who_follows_an_idle_run_asks_for_its_row_once(url: str, limit: int) -> None:
+    """R-12.2: an idle follower costs one read a poll; the end is told whatever the pages' size."""
+
+    class Counting:
+        """A reader that counts who asks for a run's row."""
+
+        def __init__(self, core: Core) -> None:
+            self._reader = core.reader
+            self.asked = 0
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self._reader, name)
+
+        async def find_run(self, tenant_id: str | None, run_id: str) -> RunRow | None:
+            """Count, and answer."""
+            self.asked += 1
+            return await self._reader.find_run(tenant_id, run_id)
+
+    async with flow(url, [scripted("asker", [Ask(title="?"), Finish(answer=1)])]) as engine:
+        run_id = await engine.submit("asker")
+        (question,) = await engine.wait_waiting(run_id)
+        reader = Counting(engine.core)
+        core = replace(engine.core, reader=reader)
+        async with follow(core, run_id, 0) as cursor:
+            while await cursor.read(wait_s=0, limit=limit):
+                pass
+            asked = reader.asked
+            assert await cursor.read(wait_s=0.2, limit=limit) == []
+            assert reader.asked == asked
+            await engine.answer(question.interrupt_id, Answer.RESPOND, value=1)
+            with anyio.fail_after(5):
+                while not cursor.ended:
+                    await cursor.read(wait_s=5, limit=limit)
+        assert cursor.seq == (await engine.run(run_id)).hot.last_seq

@@ -45,6 +45,8 @@ class Cursor:
         self.only: frozenset[str] | None = None
         """The types that iterating yields; None for all. `seq` moves over the others as well."""
         self._next: deque[RecordedEvent] = deque()
+        self._goes_on = False
+        """The run's row said so, and no `state` event has come since."""
 
     def __aiter__(self) -> Self:
         """Yield the events up to the run's end, waiting for those that are still to come.
@@ -128,16 +130,22 @@ class Cursor:
         page = await self._core.reader.events_after(self._run_id, self.seq, limit=limit)
         if page:
             self.seq = page[-1].seq
-        if len(page) < limit:
-            await self._look_for_end(page)
+        if any(event.type == "state" for event in page):
+            self._goes_on = False
+        elif page:
+            return page
+        if len(page) < limit and not self._goes_on:
+            await self._look_for_end()
         return page
 
-    async def _look_for_end(self, page: list[RecordedEvent]) -> None:
-        """An empty page, or one with the terminal event, may be the last: ask the run's row."""
-        if page and not any(event.type == "state" for event in page):
-            return
+    async def _look_for_end(self) -> None:
+        """An empty page, or one with the terminal event, may be the last: ask the run's row.
+
+        A run that goes on is not asked for again before it has a new `state` event.
+        """
         row = await self._core.reader.find_run(None, self._run_id)
-        if row is None or (row.hot.state in TERMINAL and self.seq >= row.hot.last_seq):
+        self._goes_on = row is not None and row.hot.state not in TERMINAL
+        if row is None or (not self._goes_on and self.seq >= row.hot.last_seq):
             self.ended = True
 
 
