@@ -17,6 +17,7 @@ from perdure.service.artifacts import list_artifacts
 from perdure.service.base import Service
 from perdure.service.branches import ForkRequest, RetryRequest, fork, retry
 from perdure.service.principal import LOCAL
+from perdure.store.ports import RunFilter
 from perdure.testing.builders import new_run
 from perdure.testing.embedded import Embedded, call, scripted
 from perdure.testing.tools import ToolZoo
@@ -140,6 +141,9 @@ async def test_a_run_that_waits_is_superseded_at_once_and_does_nothing_more(
             await engine.wait_until(
                 first, lambda row: row.hot.attempt == 1 and row.hot.lease_owner is None
             )
+            of_first = RunFilter(parent_run_id=first)
+            for child in await engine.core.reader.list_runs(None, of_first, after=None, limit=2):
+                await engine.wait_waiting(child.facts.run_id)  # else the worker dies with it
             await engine.kill_worker()
         before = tried
         thread = (await engine.run(first)).facts.thread_id
