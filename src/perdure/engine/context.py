@@ -18,7 +18,7 @@ from perdure.protocol.states import RunState, ToolCallStatus
 from perdure.protocol.tools import ToolSpec
 from perdure.protocol.values import Value
 
-OperationKind = Literal["tool", "step", "interrupt", "model", "value", "artifact", "child"]
+OperationKind = Literal["tool", "step", "interrupt", "model", "value", "artifact", "plan", "child"]
 
 
 @dataclass(slots=True, kw_only=True)

@@ -5,6 +5,7 @@ An operation stands where its event is: a tool call and a step in their `action`
 position belong to no journal, so runs of other agents fold nothing here.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pydantic import JsonValue
@@ -18,6 +19,8 @@ from perdure.protocol.events import (
     CustomEvent,
     InterruptEvent,
     ModelEvent,
+    PlanEvent,
+    PlanItem,
     ResultEvent,
     ResumeEvent,
 )
@@ -32,7 +35,9 @@ PATCHED = "perdure.patched"
 CODE = "perdure.code"
 """Names of the custom events that the runtime writes for operations of code agents."""
 
-Opening = ActionEvent | InterruptEvent | ModelEvent | CustomEvent | ArtifactEvent | ChildEvent
+Opening = (
+    ActionEvent | InterruptEvent | ModelEvent | CustomEvent | ArtifactEvent | PlanEvent | ChildEvent
+)
 
 
 @dataclass(slots=True)
@@ -103,6 +108,11 @@ class Journal:
             entry.done = True
 
 
+def plan_digest(items: Sequence[PlanItem]) -> str:
+    """Return what a revision of the plan is recognised by."""
+    return digest([[item.text, item.status] for item in items])
+
+
 def _entry_of(data: Opening, position: str) -> Entry:
     match data:
         case ActionEvent():
@@ -141,6 +151,8 @@ def _entry_of(data: Opening, position: str) -> Entry:
                 finish=data.finish,
                 calls=data.calls or (),
             )
+        case PlanEvent():
+            return Entry(position=position, kind="plan", name="", digest=plan_digest(data.items))
         case CustomEvent():
             own = data.name in {SLEEP, NOW, PATCHED, CODE}
             return Entry(

@@ -47,6 +47,7 @@ from perdure.protocol.decisions import (
     Operate,
     Product,
     Publish,
+    Revision,
     Sleep,
     Spawn,
     ToolRequest,
@@ -61,6 +62,7 @@ from perdure.protocol.events import (
     InterruptEvent,
     ModelEvent,
     PlanEvent,
+    PlanItem,
 )
 from perdure.protocol.failures import Failure, FailureCode, Stage
 from perdure.protocol.ids import INTERRUPT, MESSAGE, TOOL_CALL
@@ -252,9 +254,7 @@ def _is_spoken(decision: Finish) -> bool:
 def _draft_common(draft: Draft, decision: DecisionBase, judge: Judge) -> None:
     snapshot = draft.view.snapshot
     if decision.plan is not None:
-        if len(decision.plan) > PLAN_ITEMS_MAX:
-            raise Invalid(f"a plan has at most {PLAN_ITEMS_MAX} items")
-        draft.add(PlanEvent(revision=snapshot.plan_revision + 1, items=list(decision.plan)))
+        _revise_plan(draft, decision.plan)
     if decision.state is not None:
         state = clean(decision.state)
         kept = draft.keep(state)
@@ -266,6 +266,13 @@ def _draft_common(draft: Draft, decision: DecisionBase, judge: Judge) -> None:
     if publishes(decision, judge.agent):
         stands = isinstance(decision, Finish) and _stands(draft.view, clean(decision.answer))
         draft_publications(draft, decision, judge.agent, judge.subscribers, judge.settings, stands)
+
+
+def _revise_plan(draft: Draft, items: Sequence[PlanItem], position: str | None = None) -> None:
+    if len(items) > PLAN_ITEMS_MAX:
+        raise Invalid(f"a plan has at most {PLAN_ITEMS_MAX} items")
+    revision = draft.view.snapshot.plan_revision + 1
+    draft.add(PlanEvent(revision=revision, items=list(items), position=position))
 
 
 def _draft_records(draft: Draft, decision: DecisionBase) -> None:
@@ -285,6 +292,8 @@ def _draft_records(draft: Draft, decision: DecisionBase) -> None:
                     step_index=draft.view.snapshot.step_index,
                     position=record.position,
                 )
+            case Revision():
+                _revise_plan(draft, record.items, record.position)
             case Publish():
                 pass  # drafted with its deliveries
 

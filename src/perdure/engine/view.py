@@ -31,6 +31,7 @@ from perdure.protocol.events import (
     HandoffEvent,
     InterruptEvent,
     ModelEvent,
+    PlanEvent,
     ResultEvent,
     ResumeEvent,
     StateEvent,
@@ -101,7 +102,7 @@ class RunView:
             case ResumeEvent():
                 self._apply_answer(data)
                 self._journal.close(data)
-            case CustomEvent() | ArtifactEvent():
+            case CustomEvent() | ArtifactEvent() | PlanEvent():
                 self._journal.note(data)
             case ErrorEvent() if not data.final:
                 self._turn(step).notes.append(data.failure)

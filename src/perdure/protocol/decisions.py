@@ -71,6 +71,13 @@ class Product(Model):
     data: bytes = Field(max_length=BLOB_BYTES_MAX)
 
 
+class Revision(Model):
+    """The plan as code revised it: a `plan` event at its position."""
+
+    position: Position
+    items: tuple[PlanItem, ...]
+
+
 class Publish(Model):
     """Something to publish to a topic of the root's thread, to all who subscribe to it (R-4.8).
 
@@ -83,11 +90,15 @@ class Publish(Model):
     position: Position | None = None
 
 
+Record = Note | Product | Revision | Publish
+"""What a decision puts on record beside what it asks for."""
+
+
 class DecisionBase(Model):
     """What every decision carries."""
 
     model_uses: tuple[ModelUse, ...] = ()
-    records: tuple[Note | Product | Publish, ...] = ()
+    records: tuple[Record, ...] = ()
     state: JsonValue = Field(default=None, description="new agent state; None keeps the old one")
     plan: tuple[PlanItem, ...] | None = Field(default=None, description="the whole revised plan")
 

@@ -355,6 +355,7 @@ class PlanEvent(Stored):
     type: Literal["plan"] = "plan"
     revision: int
     items: list[PlanItem]
+    position: str | None = None
 
 
 class ArtifactEvent(Stored):

@@ -10,6 +10,7 @@ from perdure.agents.code.errors import (
     StepFailed,
     ToolFailed,
 )
+from perdure.protocol.events import PlanItem
 from perdure.protocol.fields import StateField
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "Context",
     "InterruptExpired",
     "ModelAnswer",
+    "PlanItem",
     "StateConflict",
     "StateField",
     "StepFailed",

@@ -29,14 +29,23 @@ from perdure.agents.code.errors import (
 from perdure.agents.code.live import LiveFunction, ModelWish, later_by, whole
 from perdure.agents.code.positions import Branch, at
 from perdure.engine.context import PlannerContext
-from perdure.engine.journal import NOW, SLEEP, STEP_TOOLS, question_digest
+from perdure.engine.journal import NOW, SLEEP, STEP_TOOLS, plan_digest, question_digest
 from perdure.engine.ports import LocalStep
 from perdure.engine.schema import check_schema, problem_with_value
 from perdure.engine.spawning import child_digest
 from perdure.engine.topics import published
 from perdure.engine.values import keep
 from perdure.protocol.codec import clean, digest, digest_bytes, encode
-from perdure.protocol.decisions import Ask, ChildRequest, Note, Product, Publish, ToolRequest
+from perdure.protocol.decisions import (
+    Ask,
+    ChildRequest,
+    Note,
+    Product,
+    Publish,
+    Revision,
+    ToolRequest,
+)
+from perdure.protocol.events import PlanItem
 from perdure.protocol.fields import (
     FIELD_EVENT_NAME,
     StateField,
@@ -309,6 +318,17 @@ class Context:
         position = live.branch().take()
         if live.known(position, "value", _name(name), digest(cleaned)) is None:
             live.record(Note(position=position, name=name, value=cleaned))
+
+    def plan(self, items: Sequence[PlanItem | str]) -> None:
+        """Revise the run's plan, which `items` are from now on, with the next decision.
+
+        A text is an item that is pending. Every revision is a `plan` event that clients see.
+        """
+        revised = tuple(PlanItem(text=item) if isinstance(item, str) else item for item in items)
+        live = self._live
+        position = live.branch().take()
+        if live.known(position, "plan", "", plan_digest(revised)) is None:
+            live.record(Revision(position=position, items=revised))
 
     def write(self, name: str, value: object) -> None:
         """Write a declared field of the state by its rule, once, with the next decision.

@@ -25,7 +25,7 @@ from perdure.engine.context import Entry, OperationKind
 from perdure.engine.journal import SLEEP
 from perdure.engine.ports import LocalStep
 from perdure.protocol.codec import clean
-from perdure.protocol.decisions import Ask, ChildRequest, Note, Product, Publish, ToolRequest
+from perdure.protocol.decisions import Ask, ChildRequest, Note, Record, ToolRequest
 from perdure.tools.caught import Caught
 from perdure.tools.jobs import copied
 
@@ -83,7 +83,7 @@ class Stand:
     """Where a function stands once nothing of it moves: what it waits for, or how it ended."""
 
     waiting: tuple[Waiting, ...] = ()
-    records: tuple[Note | Product | Publish, ...] = ()
+    records: tuple[Record, ...] = ()
     end: Literal["returned", "raised"] | None = None
     value: JsonValue = None
     error: BaseException | None = None
@@ -106,9 +106,7 @@ class LiveFunction:
     _running: int = 0
     _quiet: asyncio.Event = field(default_factory=asyncio.Event)
     _waiting: dict[str, Waiting] = field(default_factory=dict[str, Waiting])
-    _records: dict[str, Note | Product | Publish] = field(
-        default_factory=dict[str, Note | Product | Publish]
-    )
+    _records: dict[str, Record] = field(default_factory=dict[str, Record])
     _end: Stand | None = None
     _stopping: bool = False
     _patches: dict[str, bool] = field(default_factory=dict[str, bool])
@@ -304,7 +302,7 @@ class LiveFunction:
             self._differ(position, name)
         return position
 
-    def record(self, record: Note | Product | Publish) -> None:
+    def record(self, record: Record) -> None:
         """Keep a value for the commit of the next decision."""
         if len(self._records) >= RECORDS_MAX:
             raise RuntimeError(f"at most {RECORDS_MAX} values are reported between two waits")

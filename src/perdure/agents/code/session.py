@@ -38,8 +38,7 @@ from perdure.protocol.decisions import (
     ModelUse,
     Note,
     Operate,
-    Product,
-    Publish,
+    Record,
     ToolRequest,
 )
 from perdure.protocol.errors import Invalid, PerdureError
@@ -327,9 +326,7 @@ class CodeSession:
             return self._ended(context, stand, records, uses)
         return self._operate(context, stand, records, uses)
 
-    def _records(
-        self, context: PlannerContext, stand: Stand
-    ) -> tuple[Note | Product | Publish, ...]:
+    def _records(self, context: PlannerContext, stand: Stand) -> tuple[Record, ...]:
         new = tuple(item for item in stand.records if item.position not in context.journal)
         self._noted.update(item.position for item in new if item.position is not None)
         if CODE_POSITION in context.journal:
@@ -340,7 +337,7 @@ class CodeSession:
         self,
         context: PlannerContext,
         stand: Stand,
-        records: tuple[Note | Product | Publish, ...],
+        records: tuple[Record, ...],
         uses: tuple[ModelUse, ...],
     ) -> Decision:
         new = [item for item in stand.waiting if item.position not in context.journal]
@@ -372,7 +369,7 @@ class CodeSession:
         self,
         context: PlannerContext,
         stand: Stand,
-        records: tuple[Note | Product | Publish, ...],
+        records: tuple[Record, ...],
         uses: tuple[ModelUse, ...],
     ) -> Decision:
         if stand.end == "raised":
@@ -413,7 +410,7 @@ class CodeSession:
 
 def _raised(
     error: BaseException | None,
-    records: tuple[Note | Product | Publish, ...],
+    records: tuple[Record, ...],
     uses: tuple[ModelUse, ...],
 ) -> GiveUp:
     details: dict[str, JsonValue] = {"type": type(error).__name__}

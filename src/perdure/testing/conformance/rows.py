@@ -302,6 +302,7 @@ class RowContract(Contract):
     async def test_an_artifact_is_kept_with_its_content(
         self, store: Store, reader: Reader, clock: FakeClock
     ) -> None:
+        """R-15.7."""
         held = await claimed(store)
         facts = held.row.facts
         blob = NewBlob(digest="9" * 64, media_type="text/csv", data=b"a,b\n1,2\n")
