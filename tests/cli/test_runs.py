@@ -201,3 +201,15 @@ def test_many_runs_are_cancelled_by_filter_and_a_tree_is_shown(perdure: Program)
     assert (done.code, done.json["run_ids"]) == (0, [run_id])
     assert perdure("runs", "cancel-many", "--all", "--json").json["run_ids"] == []
     assert perdure("runs", "show", run_id, "--json").json["status"] == "INTERRUPTED"
+
+
+def test_a_state_is_updated_by_hand(perdure: Program) -> None:
+    """R-11.3."""
+    waits = perdure("run", "asks", "--json", *HERE).json["run_id"]
+    made = perdure("runs", "update-state", waits, '{"n": 1}', "--reason", "so", "--json").json
+    assert (made["agent_state"], made["reason"]) == ({"n": 1}, "so")
+    shown = perdure("runs", "state", made["checkpoint_id"]).json
+    assert shown["values"]["agent_state"] == {"n": 1}
+    assert perdure("runs", "update-state", waits, "{").code == ExitCode.USAGE
+    ended = perdure("run", "echo", "--json", *HERE).json["run_id"]
+    assert perdure("runs", "update-state", ended, "1").code == 1

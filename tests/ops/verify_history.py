@@ -20,6 +20,7 @@ from perdure.engine.breakpoints import continue_run
 from perdure.engine.callbacks import call_back
 from perdure.engine.context import PlannerContext
 from perdure.engine.ports import HostedAgent, PlannerFailure, ToolGrant
+from perdure.engine.state_updates import StateWish, update_state
 from perdure.protocol.decisions import (
     Ask,
     CallTools,
@@ -292,6 +293,9 @@ async def _ended(engine: Embedded, runs: Runs) -> None:
     """Runs that end by themselves."""
     runs["paused"] = await engine.submit("paused", breakpoints=[{"at": "before_tool"}])
     (pause,) = await engine.wait_waiting(runs["paused"])
+    for key in ("one", "two"):
+        wish = StateWish(state={"said": key}, by="ada", reason="by hand", key=key)
+        await update_state(engine.core, runs["paused"], wish)
     await continue_run(
         engine.core,
         engine.tenant_id,

@@ -320,6 +320,26 @@ WHERE run_id = :run AND type = :t_custom;
 UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.value.phase', 'notified') AS BLOB)
 WHERE run_id = :run AND type = :t_custom;
 
+-- mutant: I81 | paused | an update by nobody
+UPDATE events SET data = CAST(json_remove(CAST(data AS TEXT), '$.value.by') AS BLOB)
+WHERE run_id = :run AND type = :t_custom;
+
+-- mutant: I81 | paused | an update of a run that does not wait
+UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.state', 'executing') AS BLOB)
+WHERE run_id = :run AND type = :t_state
+    AND json_extract(CAST(data AS TEXT), '$.state') = 'waiting_human';
+
+-- mutant: I81 | paused | an update of a run that is being cancelled
+UPDATE events SET epoch = 1 WHERE run_id = :run AND type = :t_custom;
+
+-- mutant: I81 | paused | an update without a checkpoint
+DELETE FROM checkpoints WHERE run_id = :run AND seq = (SELECT max(seq) FROM events
+    WHERE run_id = :run AND type = :t_custom);
+
+-- mutant: I81 | paused | two updates under one key
+UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.value.key', 'one') AS BLOB)
+WHERE run_id = :run AND type = :t_custom;
+
 -- mutant: I11 | undone | the row forgot what was asked for
 UPDATE run_state SET cancel_options = 0 WHERE run_id = :run;
 

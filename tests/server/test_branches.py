@@ -49,6 +49,36 @@ async def test_what_cannot_be_retried_is_refused_and_changes_nothing(world: Worl
     assert len(listed) == 2
 
 
+async def test_a_state_is_updated_by_hand_once_per_key(world: World) -> None:
+    """R-11.3, R-3.2: a checkpoint with an author; an ended run is refused."""
+    options = {"breakpoints": [{"at": "before_tool"}]}
+    run = await world.start("echo", options=options)
+    await world.until(run["run_id"], "waiting_human")
+    path = f"/v1/runs/{run['run_id']}/state"
+    body = {"state": {"n": 1}, "reason": "why not"}
+    made = await world.http.post(path, json=body, headers={"Idempotency-Key": "k"})
+    assert made.status_code == 201, made.text
+    found = made.json()
+    assert (found["agent_state"], found["reason"]) == (body["state"], body["reason"])
+    assert found["author"]
+    assert made.headers["Location"] == f"/v1/checkpoints/{found['checkpoint_id']}"
+    assert (await world.http.get(made.headers["Location"])).json() == found
+    again = await world.http.post(path, json=body, headers={"Idempotency-Key": "k"})
+    assert (again.json(), again.headers["Idempotency-Replayed"]) == (found, "true")
+    other = await world.http.post(path, json={"state": None}, headers={"Idempotency-Key": "k"})
+    assert (other.status_code, other.json()["code"]) == (409, "idempotency_mismatch")
+    done = await world.start("echo", wait=5)
+    for url, wrong, status in (
+        (path, {}, 422),
+        (path, {"state": 1, "more": 1}, 422),
+        (f"/v1/runs/{done['run_id']}/state", {"state": 1}, 409),
+        (f"/v1/runs/run_{'0' * 32}/state", {"state": 1}, 404),
+    ):
+        assert (await world.http.post(url, json=wrong)).status_code == status, wrong
+    empty = await world.http.post(path, json=body, headers={"Idempotency-Key": ""})
+    assert (empty.status_code, empty.json()["code"]) == (422, "invalid")
+
+
 async def test_a_run_is_forked_and_states_are_compared(world: World) -> None:
     """R-7.4, R-3.2: linked by `forked_from`, once per key; a patch tells what differs."""
     done = await world.start("echo", wait=5)

@@ -1,4 +1,4 @@
-"""`perdure runs`: list, show, events, cancel, retry, fork, state, diff."""
+"""`perdure runs`: list, show, events, cancel, retry, fork, update-state, state, diff."""
 
 from collections.abc import Callable
 from typing import Annotated
@@ -44,14 +44,16 @@ from perdure.protocol.states import (
 from perdure.service import branches as service_branches
 from perdure.service import checkpoints as service_checkpoints
 from perdure.service import runs as service_runs
+from perdure.service import state_updates
 from perdure.service.base import Service, Slice, own_run
 from perdure.service.branches import ForkRequest, RetryRequest
 from perdure.service.events import EncodedEvent, as_view, follow_run, read_page, starting_point
 from perdure.service.principal import LOCAL
 from perdure.service.runs import ContinueRequest
+from perdure.service.state_updates import StateRequest
 from perdure.service.tool_calls import list_tool_calls
 from perdure.service.trees import CancelManyRequest, cancel_many, runs_below
-from perdure.service.views import CheckpointDiff, CheckpointState, ToolCallView
+from perdure.service.views import CheckpointDiff, CheckpointState, CheckpointView, ToolCallView
 from perdure.store.ports import InterruptFilter
 
 app = typer.Typer()
@@ -363,6 +365,36 @@ def fork_(
         return (await service_branches.fork(service, LOCAL, run, request)).run
 
     _print_new_run(on_service(db, work), json)
+
+
+@app.command("update-state")
+def update_state(
+    run: RunArgument,
+    state: Annotated[
+        str,
+        typer.Argument(
+            metavar="STATE", help="JSON for the agent's own state; @FILE or - reads it."
+        ),
+    ],
+    reason: Reason = None,
+    key: Annotated[
+        str | None,
+        typer.Option(
+            "--key", help="The same key again makes no second update.", show_default=False
+        ),
+    ] = None,
+    db: Db = None,
+    json: Json = False,
+) -> None:
+    """Replace the agent's own state of a run that waits for a person."""
+    request = StateRequest(state=json_of(state, "STATE"), reason=reason)
+
+    async def work(service: Service) -> CheckpointView:
+        return (await state_updates.update(service, LOCAL, run, request, key=key)).checkpoint
+
+    found = on_service(db, work)
+    fields = [("checkpoint", found.checkpoint_id), ("author", found.author)]
+    print_object(found, fields, json=json)
 
 
 @app.command()

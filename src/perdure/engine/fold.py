@@ -58,9 +58,14 @@ from perdure.protocol.values import BlobRef
 STATE_EVENT_NAME = "perdure.state"
 """Name of the custom event that carries a new value of the agent's own state."""
 
+STATE_UPDATE_EVENT_NAME = "perdure.state_update"
+"""Name of the custom event that says who replaced the agent's own state by hand, and why."""
+
 PENDING_EVENT_NAME = "perdure.pending"
-APPROVAL_EVENT_NAME = "perdure.approval"
 """Name of the custom event that says of a call that its result comes by callback, and until when."""
+
+APPROVAL_EVENT_NAME = "perdure.approval"
+"""Name of the custom event that says what happened to an open approval."""
 
 CORRECTABLE = frozenset(
     {
@@ -137,6 +142,14 @@ class OpenChild:
     use: ChildUse
 
 
+@dataclass(frozen=True, slots=True)
+class StateUpdate:
+    """An update of the agent's own state by hand: where it stands, and what was wanted."""
+
+    seq: int
+    fingerprint: str
+
+
 @dataclass(slots=True, kw_only=True)
 class RunSnapshot:
     """What a run's log says of the run. Changed in place by `fold`, one event at a time.
@@ -194,6 +207,8 @@ class RunSnapshot:
     artifacts: dict[str, int] = field(default_factory=dict[str, int])
     agent_state: JsonValue = None
     agent_state_digest: str = ""
+    state_updates: dict[str, StateUpdate] = field(default_factory=dict[str, StateUpdate])
+    """Updates of the agent's own state by hand that had an idempotency key, by key."""
     history_position: int | None = None
     breakpoints: tuple[Breakpoint, ...] | None = None
     passed: set[str] = field(default_factory=set[str])
@@ -522,6 +537,8 @@ def _fold_custom(snapshot: RunSnapshot, data: CustomEvent) -> None:
     if data.name == STATE_EVENT_NAME:
         snapshot.agent_state = data.value
         snapshot.agent_state_digest = digest(data.value)
+    elif data.name == STATE_UPDATE_EVENT_NAME and isinstance(data.value, dict):
+        _fold_state_update(snapshot, data.value)
     elif data.name == FIELD_EVENT_NAME and data.position is not None:
         snapshot.writes[data.position] = data.value
         _chain(snapshot, "write", data.position, digest(data.value))
@@ -538,6 +555,24 @@ def _fold_custom(snapshot: RunSnapshot, data: CustomEvent) -> None:
             call.external_ref = None if ref is None else str(ref)
             wait_s = data.value.get("expires_in_s")
             call.wait_s = float(wait_s) if isinstance(wait_s, int | float) else 0.0
+
+
+def _fold_state_update(snapshot: RunSnapshot, value: dict[str, JsonValue]) -> None:
+    """Take a state that a person gave; who and why enter the history."""
+    state, by, reason = value.get("state"), str(value.get("by")), value.get("reason")
+    snapshot.agent_state = state
+    snapshot.agent_state_digest = digest(state)
+    told = None if reason is None else str(reason)
+    _chain(snapshot, "state_update", by, told, snapshot.agent_state_digest)
+    key = value.get("key")
+    if key is not None:
+        wanted = state_update_fingerprint(state, told)
+        snapshot.state_updates[str(key)] = StateUpdate(snapshot.last_seq, wanted)
+
+
+def state_update_fingerprint(state: JsonValue, reason: str | None) -> str:
+    """Return what makes two updates by hand under one key the same."""
+    return digest([state, reason])
 
 
 def _fold_approval(snapshot: RunSnapshot, value: dict[str, JsonValue]) -> None:

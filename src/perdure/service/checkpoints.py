@@ -2,13 +2,17 @@
 
 import jsonpatch
 
+from perdure.engine.fold import STATE_UPDATE_EVENT_NAME
 from perdure.engine.load import Damaged
 from perdure.engine.states import state_at
 from perdure.protocol.errors import Conflict, Gone, NotFound
+from perdure.protocol.events import CustomEvent, RecordedEvent
 from perdure.protocol.records import CheckpointRow
 from perdure.protocol.runs import RunRow
 from perdure.service.base import Service, Slice, cut, known_checkpoint, own_run
 from perdure.service.principal import Principal
+from perdure.service.tool_calls import data_of
+from perdure.service.values import events_at
 from perdure.service.views import CheckpointDiff, CheckpointState, CheckpointView
 
 
@@ -19,14 +23,17 @@ async def list_checkpoints(
     run = await own_run(service, principal, run_id)
     found = await service.reader.list_checkpoints(run_id, before=before, limit=limit + 1)
     rows, more = cut(found, limit)
-    views = [await _view(service, run, row) for row in rows]
+    events = await events_at(service.reader, run_id, (row.seq for row in rows))
+    views = [await _view(service, run, row, events.get(row.seq)) for row in rows]
     return Slice(views, str(rows[-1].seq) if more else None)
 
 
 async def get_checkpoint(service: Service, principal: Principal, identifier: str) -> CheckpointView:
     """Return one checkpoint. Raises NotFound."""
     row = await _find(service, principal, identifier)
-    return await _view(service, await own_run(service, principal, row.run_id), row)
+    events = await events_at(service.reader, row.run_id, (row.seq,))
+    run = await own_run(service, principal, row.run_id)
+    return await _view(service, run, row, events.get(row.seq))
 
 
 async def get_state(service: Service, principal: Principal, identifier: str) -> CheckpointState:
@@ -63,7 +70,19 @@ async def _find(service: Service, principal: Principal, identifier: str) -> Chec
     return row
 
 
-async def _view(service: Service, run: RunRow, row: CheckpointRow) -> CheckpointView:
+def _by_hand(event: RecordedEvent | None) -> tuple[str | None, str | None]:
+    """Return author and reason of an update of the state by hand; (None, None) for all else."""
+    data = data_of(event, CustomEvent)
+    value = data.value if data is not None and data.name == STATE_UPDATE_EVENT_NAME else None
+    if not isinstance(value, dict):
+        return None, None
+    reason = value.get("reason")
+    return str(value.get("by")), None if reason is None else str(reason)
+
+
+async def _view(
+    service: Service, run: RunRow, row: CheckpointRow, event: RecordedEvent | None
+) -> CheckpointView:
     facts, parent_seq = run.facts, row.parent_seq
     parent_run_id = None if parent_seq is None else row.run_id
     if parent_seq is None and facts.origin_run_id is not None and facts.origin_seq is not None:
@@ -72,6 +91,7 @@ async def _view(service: Service, run: RunRow, row: CheckpointRow) -> Checkpoint
         )
         if shared:
             parent_run_id, parent_seq = shared[0].run_id, shared[0].seq
+    author, reason = _by_hand(event)
     return CheckpointView.model_construct(
         checkpoint_id=row.checkpoint_id,
         run_id=row.run_id,
@@ -84,6 +104,8 @@ async def _view(service: Service, run: RunRow, row: CheckpointRow) -> Checkpoint
         cancel_epoch=row.epoch,
         schema_version=row.schema_version,
         agent_state=row.agent_state,
+        author=author,
+        reason=reason,
         digest=row.digest,
         created_at=row.created_at,
     )

@@ -138,6 +138,7 @@ class CheckpointView(Stored):
     """A position in the log from which the run can be rebuilt.
 
     The parent of a run's first checkpoint is in the run whose history it shares, if it does.
+    `author` and `reason` are those of a state that was updated by hand here.
     """
 
     checkpoint_id: str
@@ -151,6 +152,8 @@ class CheckpointView(Stored):
     cancel_epoch: int
     schema_version: int
     agent_state: JsonValue
+    author: str | None
+    reason: str | None
     digest: str
     created_at: Time
 
