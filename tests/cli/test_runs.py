@@ -212,4 +212,4 @@ def test_a_state_is_updated_by_hand(perdure: Program) -> None:
     assert shown["values"]["agent_state"] == {"n": 1}
     assert perdure("runs", "update-state", waits, "{").code == ExitCode.USAGE
     ended = perdure("run", "echo", "--json", *HERE).json["run_id"]
-    assert perdure("runs", "update-state", ended, "1").code == 1
+    assert perdure("runs", "update-state", ended, "1").code == ExitCode.CONFLICT

@@ -15,7 +15,7 @@ from perdure.service.base import Service
 from perdure.service.branches import ForkRequest, fork
 from perdure.service.checkpoints import get_state, list_checkpoints
 from perdure.service.principal import LOCAL
-from perdure.testing.embedded import Embedded, calls, scripted
+from perdure.testing.embedded import Embedded, call, scripted
 from perdure.testing.tools import ToolZoo
 from tests.flow.world import data_of, flow
 
@@ -39,14 +39,14 @@ async def test_the_planner_goes_on_with_the_state_of_a_person(url: str, zoo: Too
         run_id = await engine.submit("teller")
         (question,) = await engine.wait_waiting(run_id)
         before = await engine.run(run_id)
-        north = {"region": "north"}
+        north: JsonValue = {"region": "north"}
         made = await update(engine, run_id, north, reason="moved", key="k")
         after = await engine.run(run_id)
         assert (made.replayed, made.seq) == (False, after.hot.checkpoint_seq)
         kept = {"last_seq", "checkpoint_seq", "updated_at"}
         changed = {
             name
-            for name in RunHot.model_fields
+            for name in RunHot.__dataclass_fields__
             if getattr(before.hot, name) != getattr(after.hot, name)
         }
         assert changed <= kept
@@ -79,13 +79,11 @@ async def test_the_planner_goes_on_with_the_state_of_a_person(url: str, zoo: Too
 
 async def test_only_a_run_that_waits_and_nobody_holds_is_updated(url: str, zoo: ToolZoo) -> None:
     """R-11.3: held, ended, cancelled or queued: refused, and nothing is changed."""
-    slow = scripted(
-        "slow", [calls(("gate", {}), ("pay", {"amount": 1})), Finish()], tools=["pay", "gate"]
-    )
+    slow = scripted("slow", [call("hang"), Finish()], tools=["hang"])
     agents = [scripted("teller", tells), slow, scripted("ends", [Finish(answer=1)])]
     async with flow(url, agents, zoo) as engine:
         held = await engine.submit("slow")
-        await engine.wait_until(held, lambda row: row.hot.lease_owner is not None)
+        await zoo.wait_started("hang")
         ended = await engine.submit("ends")
         await engine.wait_terminal(ended)
         waits = await engine.submit("teller")

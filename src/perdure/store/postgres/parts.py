@@ -10,8 +10,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
+from pydantic import ValidationError
+
 from perdure.protocol.errors import Unreadable
 from perdure.protocol.ids import hex_of
+from perdure.protocol.runs import RunOptions
 from perdure.protocol.states import TERMINAL, ParkedOn, RunState
 from perdure.store.commits import Commit
 from perdure.store.postgres.admission import insert_children
@@ -21,7 +24,7 @@ from perdure.store.postgres.moving import columns, delete_timers, insert_timers,
 from perdure.store.postgres.rows import hot_of
 from perdure.store.postgres.statements import SQL
 from perdure.store.postgres.wire import digest_out, digest_out_or_none, id_out, text_out
-from perdure.store.rules import lasting_digests, next_in_thread
+from perdure.store.rules import lasting_digests, next_in_thread, takes_no_turn
 
 log = logging.getLogger(__name__)
 
@@ -257,14 +260,26 @@ def _moves_deadline(one: Accepted) -> bool:
     return waits is not waited and not _ended(one)
 
 
+def _takes_no_turn(options: bytes) -> bool:
+    """Tell whether a run is not in its thread's queue. One that cannot be read has its turn."""
+    try:
+        return takes_no_turn(RunOptions.model_validate_json(options))
+    except ValidationError:
+        return False
+
+
 async def _hand_over(connection: Connection, thread: UUID, clock: datetime | None) -> None:
     """Make the thread's oldest unfinished run the active one, and claimable if it queued.
 
     A run that cannot be read has its turn all the same, and stands. The thread is locked; the next run's row is locked before it is judged, and judged again when
     another writer ended it meanwhile.
     """
+    place = 0
     while True:
-        rows = await connection.fetch(SQL["next_thread_run"], thread)
+        rows = await connection.fetch(SQL["next_thread_run"], thread, place)
+        if rows and _takes_no_turn(rows[0]["options"]):
+            place = rows[0]["input_position"]
+            continue
         if not rows:
             await connection.execute(SQL["activate_thread"], thread, None)
             return

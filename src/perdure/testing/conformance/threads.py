@@ -283,3 +283,27 @@ class BranchContract(Contract):
         thread = await reader.find_thread(TENANT, first.thread_id)
         assert thread is not None
         assert thread.active_run_id == queued.run_id
+
+    async def test_a_run_beside_the_active_one_that_is_put_aside_is_not_the_next(
+        self, store: Store, reader: Reader
+    ) -> None:
+        """R-11.1, R-7.7: the queue goes on behind it, and the thread is free without one."""
+        first = new_run()
+        await store.insert_run(first)
+        (held,) = await store.claim_runs(want())
+        beside = new_run(thread_id=first.thread_id, strategy="optimistic")
+        await store.insert_run(beside)
+        assert await store.quarantine(beside.run_id, None, "damaged", None)
+        queued = new_run(thread_id=first.thread_id)
+        await store.insert_run(queued)
+        assert held.row.facts.run_id == first.run_id
+        await finish(store, reader, first.run_id)
+        thread = await reader.find_thread(TENANT, first.thread_id)
+        assert thread is not None
+        assert thread.active_run_id == queued.run_id
+        assert await reader.is_ready(queued.run_id)
+        await claim_one(store)
+        await finish(store, reader, queued.run_id)
+        thread = await reader.find_thread(TENANT, first.thread_id)
+        assert thread is not None
+        assert thread.active_run_id is None

@@ -110,14 +110,15 @@ VALUES ($1::uuid, coalesce($2::timestamptz, now()), $3, $4, $5, $6)
 SELECT object_id, fingerprint FROM request_keys WHERE tenant_id = $1 AND scope = $2 AND key = $3;
 
 -- name: next_thread_run
--- Runs that work beside the active one are not in the queue: they have begun, or can be claimed.
-SELECT r.run_id FROM runs AS r
+-- Runs that work beside the active one are not in the queue: most have begun, or can be claimed; one
+-- that was put aside before is told by its options, which the caller reads.
+SELECT r.run_id, r.input_position, r.options FROM runs AS r
  CROSS JOIN LATERAL (
     SELECT 1 FROM run_state AS s
      WHERE s.run_id = r.run_id AND s.finished_at IS NULL AND s.started_at IS NULL
        AND s.parked_on IN ('thread', 'closing', 'repair') OFFSET 0
  ) AS unfinished
- WHERE r.thread_id = $1::uuid ORDER BY r.input_position LIMIT 1;
+ WHERE r.thread_id = $1::uuid AND r.input_position > $2 ORDER BY r.input_position LIMIT 1;
 
 -- name: activate_thread
 UPDATE threads SET active_run_id = $2::uuid, has_queue = $2::uuid IS NOT NULL
