@@ -119,6 +119,12 @@ def test_a_waiting_run_is_cancelled_at_once(perdure: Program) -> None:
     assert (done.code, done.json["status"]) == (0, "INTERRUPTED")  # nothing to be undone
     told = perdure("runs", "events", run_id, "--json").out
     assert '"compensate":true' in told.replace(" ", "")
+    one, other = (perdure("run", "asks", "--json", *HERE).json["run_id"] for _ in range(2))
+    perdure("runs", "cancel", one, "--discard-artifacts")
+    perdure("runs", "cancel-many", "--agent", "asks", "--discard-artifacts")
+    for run_id in (one, other):
+        told = perdure("runs", "events", run_id, "--json").out
+        assert '"discard_artifacts":true' in told.replace(" ", "")
 
 
 def test_a_failed_run_is_retried_in_a_new_one(perdure: Program) -> None:

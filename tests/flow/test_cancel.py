@@ -9,15 +9,30 @@ from perdure.engine.context import PlannerContext
 from perdure.engine.core import EngineSettings
 from perdure.engine.ports import HostedAgent
 from perdure.protocol.agents import AgentCard
-from perdure.protocol.decisions import Decision, Finish, Sleep
+from perdure.protocol.codec import encode
+from perdure.protocol.decisions import ChildRequest, Decision, Finish, Sleep, Spawn
+from perdure.protocol.errors import Gone
 from perdure.protocol.events import CancelEvent, ResultEvent, StateEvent
 from perdure.protocol.failures import FailureCode
 from perdure.protocol.runs import status_of
-from perdure.protocol.states import CancelAction, RunState, RunStatus, ToolCallStatus
+from perdure.protocol.states import (
+    ArtifactStatus,
+    CancelAction,
+    CancelOption,
+    ParkedOn,
+    RunState,
+    RunStatus,
+    ToolCallStatus,
+)
+from perdure.service.artifacts import list_artifacts, read_content
+from perdure.service.base import Service
+from perdure.service.principal import LOCAL
 from perdure.store.commits import CancelWish
-from perdure.testing.embedded import Embedded, call, scripted, unasked
+from perdure.store.ports import RunFilter
+from perdure.testing.embedded import Embedded, call, calls, scripted, unasked
 from perdure.testing.tools import ToolZoo
-from tests.flow.world import flow
+from perdure.tools import ToolContext, tool
+from tests.flow.world import flow, swept_until
 
 
 def once(tool: str, **args: object) -> HostedAgent:
@@ -224,3 +239,75 @@ async def test_a_run_of_a_dead_worker_is_cancelled_when_its_lease_expires(
         row = await engine.run(run_id)
         after = await engine.submit("once", thread_id=row.facts.thread_id)
         assert (await engine.wait_terminal(after)).hot.state is RunState.SUCCEEDED
+
+
+LONG = "too long for an event " * 1000
+
+
+def _sketches(context: PlannerContext) -> Decision:
+    """Make artifacts, one of the text that is returned too, have a child make one, and wait."""
+    match context.step_index:
+        case 0:
+            return calls(("copy", {"text": LONG}), ("draw", {"text": "mine"}))
+        case 1:
+            return call("draw", text="ours")
+        case 2:
+            return Spawn(children=(ChildRequest(agent_id="below"),), wait=False)
+        case _:
+            return call("hang") if context.input == "held" else Sleep(duration=timedelta(days=1))
+
+
+@pytest.mark.parametrize("how", ["held", "waiting"])
+async def test_what_a_cancelled_run_made_is_discarded_when_it_is_asked(
+    url: str, zoo: ToolZoo, how: str
+) -> None:
+    """R-9.7: its content is not given out any more, and goes where nothing else uses it."""
+
+    @tool
+    def copy(text: str, context: ToolContext) -> str:
+        """Keep the text as it is recorded, and return it."""
+        context.artifact("copy.json", encode(text), "application/json")
+        return text
+
+    zoo.registry.add(copy)
+    nap = Sleep(duration=timedelta(days=1))
+    agents = [
+        scripted("sketches", _sketches, tools=[*unasked("hang"), "copy", "draw"]),
+        scripted("below", [call("draw", text="below"), nap], tools=["draw"]),
+        scripted("other", [call("draw", text="ours"), Finish()], tools=["draw"]),
+    ]
+    async with flow(url, agents, zoo) as engine:
+        service = Service(core=engine.core)
+
+        async def drawn(run_id: str) -> dict[ArtifactStatus, list[str]]:
+            found = await list_artifacts(service, LOCAL, run_id, after=None, limit=9)
+            by_status: dict[ArtifactStatus, list[str]] = {}
+            for item in found.items:
+                by_status.setdefault(item.status, []).append(item.artifact_id)
+            return by_status
+
+        other = await engine.submit("other")
+        await engine.wait_terminal(other)
+        run_id = await engine.submit("sketches", how)
+        await engine.wait_event(run_id, "child")
+        where = RunFilter(parent_run_id=run_id)
+        [child] = await engine.core.reader.list_runs(None, where, after=None, limit=2)
+        below = child.facts.run_id
+        await engine.wait_until(below, lambda row: row.hot.parked_on is ParkedOn.TIMER)
+        if how == "held":
+            await zoo.wait_started("hang")
+        else:
+            await engine.wait_until(run_id, lambda row: row.hot.parked_on is ParkedOn.TIMER)
+        assert set(await drawn(run_id)) == {ArtifactStatus.FINAL}
+        await engine.cancel(run_id, options=CancelOption.DISCARD_ARTIFACTS)
+        for ended in (run_id, below):
+            row = await swept_until(engine, ended, lambda row: row.hot.finished_at is not None)
+            assert row.hot.code is FailureCode.RUN_CANCELLED
+            [(status, found)] = (await drawn(ended)).items()
+            assert (status, len(found)) == (ArtifactStatus.DISCARDED, 3 if ended == run_id else 1)
+            for artifact_id in found:
+                with pytest.raises(Gone):
+                    await read_content(service, LOCAL, artifact_id)
+        assert await engine.core.store.expire_blobs(0, 10) == 2  # `mine` and `below`
+        [shared] = (await drawn(other))[ArtifactStatus.FINAL]
+        assert (await read_content(service, LOCAL, shared)).data == b"ours"

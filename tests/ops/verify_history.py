@@ -242,6 +242,9 @@ def agents() -> list[HostedAgent]:
             [call("pay_refundable", amount=5), call("pay", amount=1)],
             tools=[*unasked("pay_refundable"), "pay"],
         ),
+        scripted(
+            "sketching", [call("draw", text="c"), call("pay", amount=1)], tools=["draw", "pay"]
+        ),
         scripted("idle", [DONE]),
         scripted("later", [call("order_later", amount=1), DONE], tools=unasked("order_later")),
         scripted("paused", [call("echo", value=1), DONE], tools=["echo"]),
@@ -385,6 +388,10 @@ async def _cancelled(engine: Embedded, runs: Runs, zoo: ToolZoo) -> None:
     await engine.wait_waiting(runs["undone"])
     await engine.cancel(runs["undone"], options=CancelOption.COMPENSATE)
     await engine.wait_terminal(runs["undone"])
+    runs["discarded"] = await engine.submit("sketching")
+    await engine.wait_waiting(runs["discarded"])
+    await engine.cancel(runs["discarded"], options=CancelOption.DISCARD_ARTIFACTS)
+    await engine.wait_terminal(runs["discarded"])
     runs["cancelled pair"] = await engine.submit("pair")
     await zoo.wait_started("hang", 2)
     wish = CancelWish(action=CancelAction.INTERRUPT, by="ada", source="api")

@@ -490,6 +490,12 @@ DELETE FROM blobs WHERE digest IN (SELECT digest FROM artifacts WHERE run_id = :
 UPDATE blobs SET data = CAST('forged' AS BLOB) WHERE digest IN (SELECT digest FROM artifacts
     WHERE run_id = :run);
 
+-- mutant: I77 | discarded | an artifact that was to be discarded is kept
+UPDATE artifacts SET status = 'final' WHERE run_id = :run;
+
+-- mutant: I77 | artist | an artifact is discarded that nobody cancelled
+UPDATE artifacts SET status = 'discarded' WHERE run_id = :run AND version = 2;
+
 -- mutant: I43 | artist | content under a path
 UPDATE artifacts SET digest = '../../etc/passwd' WHERE run_id = :run AND version = 2;
 

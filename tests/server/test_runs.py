@@ -399,6 +399,32 @@ async def test_a_cancel_can_ask_that_what_was_done_is_undone(world: World) -> No
     assert (again.status_code, again.json()["cancel_epoch"]) == (200, 1)
 
 
+async def test_a_cancel_can_ask_that_what_was_made_is_discarded(world: World) -> None:
+    """R-9.7: one run, and many by filter."""
+    many: JsonValue = {"agent_id": "reader", "all": False, "discard_artifacts": True}
+    for bulk in (False, True):
+        run_id = (await world.start("reader"))["run_id"]
+        path = f"/v1/runs/{run_id}"
+        await world.until(run_id, "waiting_human")
+        [slip] = (await world.get(f"{path}/artifacts"))["items"]
+        content = await world.http.get(f"/v1/artifacts/{slip['artifact_id']}/content")
+        assert (slip["status"], content.text) == ("final", "slip of Emma")
+        if bulk:
+            told = await world.http.post("/v1/runs/cancel", json=many)
+            assert told.json()["run_ids"] == [run_id]
+        else:
+            wrong: JsonValue = {"discard_artifacts": "all"}
+            refused = await world.http.post(f"{path}/cancel", json=wrong)
+            assert (refused.status_code, refused.json()["field"]) == (422, "/discard_artifacts")
+            wish: JsonValue = {"discard_artifacts": True}
+            await world.http.post(f"{path}/cancel", json=wish, params={"wait": 10})
+        await world.until(run_id, "failed")
+        shown = await world.get(f"/v1/artifacts/{slip['artifact_id']}")
+        assert (shown["status"], shown["digest"]) == ("discarded", slip["digest"])
+        gone = await world.http.get(f"/v1/artifacts/{slip['artifact_id']}/content")
+        assert (gone.status_code, gone.json()["code"]) == (410, "gone")
+
+
 async def test_what_a_run_does_on_a_busy_thread_is_chosen_and_shown(world: World) -> None:
     """R-11.1, CON-05, HITL-02: two requests close together, for each strategy."""
     for strategy, status in (

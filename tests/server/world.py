@@ -51,7 +51,7 @@ from perdure.store.commits import Commit, Committed, Guard, HotUpdate
 from perdure.store.memory import MemoryDatabase
 from perdure.telemetry.metrics import Metrics
 from perdure.testing.sse_client import SseClient
-from perdure.tools.api import Performed, Returned, pending
+from perdure.tools.api import Performed, Returned, ToolContext, pending
 from perdure.tools.decorator import tool
 from perdure.tools.runner import LocalToolRunner
 from tests.flow.world import assert_sound, database_at
@@ -99,8 +99,9 @@ def give_back(performed: Performed) -> dict[str, object]:
 
 
 @tool(trusted=True, side_effect="write", idempotent=True, timeout_s=5, compensate=give_back)
-def borrow(title: str) -> str:
-    """Borrow a book."""
+def borrow(title: str, context: ToolContext) -> str:
+    """Borrow a book, and keep the slip."""
+    context.artifact("slip.txt", f"slip of {title}", "text/plain")
     return title
 
 

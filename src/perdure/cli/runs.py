@@ -209,6 +209,9 @@ def cancel_many_(
     compensate: Annotated[
         bool, typer.Option("--compensate", help="Undo what their tools did, where they can.")
     ] = False,
+    discard_artifacts: Annotated[
+        bool, typer.Option("--discard-artifacts", help="Discard the artifacts they made.")
+    ] = False,
     db: Db = None,
     json: Json = False,
 ) -> None:
@@ -222,6 +225,7 @@ def cancel_many_(
             all=every,
             reason=reason,
             compensate=compensate,
+            discard_artifacts=discard_artifacts,
         )
     except ValidationError as error:
         raise usage_error(error) from None
@@ -294,6 +298,9 @@ def cancel(
     compensate: Annotated[
         bool, typer.Option("--compensate", help="Undo what its tools did, where they can.")
     ] = False,
+    discard_artifacts: Annotated[
+        bool, typer.Option("--discard-artifacts", help="Discard the artifacts it made.")
+    ] = False,
     db: Db = None,
     json: Json = False,
 ) -> None:
@@ -302,7 +309,14 @@ def cancel(
 
     async def work(service: Service) -> Run:
         return await service_runs.cancel_run(
-            service, LOCAL, run, action=action, reason=reason, compensate=compensate, source="cli"
+            service,
+            LOCAL,
+            run,
+            action=action,
+            reason=reason,
+            compensate=compensate,
+            discard_artifacts=discard_artifacts,
+            source="cli",
         )
 
     found = on_service(db, work)

@@ -61,12 +61,13 @@ def close_run(
 
     While children are open the run does not end: what ran gets its result, the failure is kept,
     and the run is left to its closing, which ends the children first. So it is when a holder ends
-    a run whose cancel asks that what it did is undone.
+    a run whose cancel asks that what it did is undone, or what it made discarded.
     """
     snapshot = draft.view.snapshot
     draft.is_closing = True
     undoes = CancelOption.COMPENSATE in snapshot.cancel_options
-    if snapshot.open_children or (undoes and draft.token is not None):
+    asks = snapshot.cancel_options is not CancelOption.NONE
+    if snapshot.open_children or (asks and draft.token is not None):
         _begin_ending(draft, failure, known or {})
         return
     cancelled = failure.code is FailureCode.RUN_CANCELLED

@@ -87,6 +87,7 @@ class Draft:
     """The store's time, where a change is made beside no holder and the run waits for a time."""
     with_checkpoint: bool = True
     unmoved_since: int | None = None
+    discards: frozenset[str] | None = None
     is_closing: bool = False
     """Set when the run is brought to its end, at once or after its children."""
     _from_state: RunState = field(init=False)
@@ -229,6 +230,7 @@ class Draft:
             callbacks_over=tuple(self.callbacks_over),
             unmoved_since=self.unmoved_since,
             notices=tuple(self.notices),
+            discards=self.discards,
         )
 
     def _checkpoint(self) -> NewCheckpoint:

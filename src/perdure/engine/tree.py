@@ -27,6 +27,7 @@ from perdure.engine.closing import (
 from perdure.engine.committer import announce
 from perdure.engine.core import Core
 from perdure.engine.counting import count_draft
+from perdure.engine.discarding import content_to_discard
 from perdure.engine.draft import Draft
 from perdure.engine.fold import RunSnapshot, add_use
 from perdure.engine.load import Damaged, load_view
@@ -46,6 +47,7 @@ from perdure.protocol.schema import Incompatible
 from perdure.protocol.states import (
     TERMINAL,
     CancelAction,
+    CancelOption,
     ParkedOn,
     RunState,
     ToolCallStatus,
@@ -336,6 +338,8 @@ async def _take_reports(core: Core, draft: Draft) -> None:
 
 
 async def _write(core: Core, draft: Draft, tools: ToolRunner | None) -> bool:
+    if draft.ends_run and CancelOption.DISCARD_ARTIFACTS in draft.view.snapshot.cancel_options:
+        draft.discards = await content_to_discard(core, draft)
     commit = draft.build()
     (result,) = await core.store.commit([commit])
     if not isinstance(result, Committed):

@@ -190,7 +190,7 @@ class CancelEvent(Stored):
     """A cancel was accepted; its place in the log shows which effects came before it.
 
     `compensate` asks that what the run's tools did is undone where they can, `discard_artifacts`
-    that its artifacts are no longer kept. What an earlier cancel asked for stays asked for.
+    that its artifacts are discarded when it ends. What an earlier cancel asked for stays asked for.
     """
 
     type: Literal["cancel"] = "cancel"
@@ -205,9 +205,7 @@ class CancelEvent(Stored):
     @property
     def options(self) -> CancelOption:
         """Return what is asked for besides the action."""
-        compensate = CancelOption.COMPENSATE if self.compensate else CancelOption.NONE
-        discard = CancelOption.DISCARD_ARTIFACTS if self.discard_artifacts else CancelOption.NONE
-        return compensate | discard
+        return CancelOption.of(compensate=self.compensate, discard_artifacts=self.discard_artifacts)
 
 
 class AttemptEvent(Stored):
@@ -619,6 +617,21 @@ def parse_event_data(
         return model.model_validate_json(upcast(event_type, version, raw))  # pyright: ignore[reportReturnType]  # every value of _MODELS is a member of the union
     except (ValidationError, Incompatible) as error:
         raise DamagedEvent(f"a stored {event_type} event does not fit its type: {error}") from None
+
+
+def ref_of(data: EventData | Unknown) -> BlobRef | None:
+    """Return the content that an event refers to for a value of its own that is too large for it."""
+    match data:
+        case ActionEvent(args_ref=ref) | ResultEvent(output_ref=ref):
+            return ref
+        case LateEvent(output_ref=ref) | InterruptEvent(payload_ref=ref):
+            return ref
+        case ChildEvent(result_ref=ref):
+            return ref
+        case StateEvent(answer_ref=ref) | ModelEvent(text_ref=ref):
+            return ref
+        case _:
+            return None
 
 
 class DamagedEvent(ValueError):

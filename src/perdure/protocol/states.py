@@ -214,6 +214,12 @@ class CancelOption(IntFlag):
     COMPENSATE = 1
     DISCARD_ARTIFACTS = 2
 
+    @classmethod
+    def of(cls, *, compensate: bool, discard_artifacts: bool) -> "CancelOption":
+        """Return what is asked for."""
+        asked = cls.COMPENSATE if compensate else cls.NONE
+        return asked | (cls.DISCARD_ARTIFACTS if discard_artifacts else cls.NONE)
+
 
 class ParkedOn(StrEnum):
     """Why a run without a holder is not waiting for a worker alone (decision 20)."""
@@ -295,9 +301,10 @@ class SideEffect(StrEnum):
 
 
 class ArtifactStatus(StrEnum):
-    """Where an artifact stands."""
+    """Where an artifact stands. Content of discarded ones is no longer given out."""
 
     DRAFT = "draft"
     FINAL = "final"
     ADOPTED = "adopted"
     CANCELLED = "cancelled"
+    DISCARDED = "discarded"

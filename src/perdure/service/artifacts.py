@@ -40,8 +40,13 @@ async def get_artifact(service: Service, principal: Principal, identifier: str) 
 
 
 async def read_content(service: Service, principal: Principal, identifier: str) -> Content:
-    """Return an artifact with its bytes. Raises NotFound; Gone when the bytes were deleted."""
+    """Return an artifact with its bytes.
+
+    Raises NotFound; Gone when a cancel discarded it, or when its bytes were deleted.
+    """
     row = await _find(service, principal, identifier)
+    if row.status is ArtifactStatus.DISCARDED:
+        raise Gone("the artifact was discarded with its cancelled run")
     data = await service.reader.read_blob(principal.tenant_id, row.digest)
     if data is None:
         raise Gone("the artifact's content is no longer kept")
@@ -59,8 +64,8 @@ async def _find(service: Service, principal: Principal, identifier: str) -> Arti
 def _status(row: ArtifactRow, run: RunRow) -> ArtifactStatus:
     """Return the status as it is shown: what a cancelled run left is marked so (R-9.7)."""
     cancelled = run.hot.code is FailureCode.RUN_CANCELLED
-    kept = cancelled and row.status is not ArtifactStatus.ADOPTED
-    return ArtifactStatus.CANCELLED if kept else row.status
+    own = row.status in {ArtifactStatus.ADOPTED, ArtifactStatus.DISCARDED}
+    return ArtifactStatus.CANCELLED if cancelled and not own else row.status
 
 
 def _view(row: ArtifactRow, run: RunRow) -> ArtifactView:

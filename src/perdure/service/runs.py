@@ -225,13 +225,15 @@ async def cancel_run(
     action: CancelAction | None = None,
     reason: str | None = None,
     compensate: bool = False,
+    discard_artifacts: bool = False,
     source: str = "api",
 ) -> Run:
     """Accept a cancel, durably, and return the run with its new epoch; idempotent.
 
     Without an action the run's own `cancel_policy` says which. After `rollback` planners of later
     runs do not see the run's messages, and nothing goes on from it. With `compensate` what its
-    tools did is undone, where they can, before the run ends. Raises NotFound.
+    tools did is undone, where they can, before the run ends; with `discard_artifacts` what it made
+    is discarded when it ends. Raises NotFound.
     """
     row = await own_run(service, principal, run_id)
     wish = CancelWish(
@@ -239,7 +241,7 @@ async def cancel_run(
         by=principal.name,
         source=source,
         reason=reason,
-        options=CancelOption.COMPENSATE if compensate else CancelOption.NONE,
+        options=CancelOption.of(compensate=compensate, discard_artifacts=discard_artifacts),
     )
     row = await engine_cancel(service.core, principal.tenant_id, row.facts.run_id, wish)
     return await view_of(service, row)

@@ -66,6 +66,9 @@ class CancelManyRequest(Model):
     compensate: bool = Field(
         default=False, description="undo what their tools did, where they can, before they end"
     )
+    discard_artifacts: bool = Field(
+        default=False, description="discard what they made, when they end"
+    )
     limit: int = Field(
         default=100, ge=1, le=CANCELLED_AT_ONCE_MAX, description="runs in this request at most"
     )
@@ -111,7 +114,9 @@ async def cancel_many(
         thread_id=request.thread_id,
         unfinished=True,
     )
-    options = CancelOption.COMPENSATE if request.compensate else CancelOption.NONE
+    options = CancelOption.of(
+        compensate=request.compensate, discard_artifacts=request.discard_artifacts
+    )
     batch = _Batch(request)
     after: str | None = None
     while True:

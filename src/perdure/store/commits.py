@@ -262,6 +262,9 @@ class Commit:
     """Set: the commit is Behind when the thread says something of others behind this position."""
     notices: tuple[NoticeDue, ...] = ()
     """Approvals whose notice timers are set, moved or taken away. Closing one takes it away too."""
+    discards: frozenset[str] | None = None
+    """Set: the run's artifacts become `discarded`, those of this commit too, and the run no longer
+    uses this content (digests). Adopted ones stay."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -173,8 +173,8 @@ class Store(Protocol):
     async def requeue_expired(self, limit: int) -> list[Requeued]:
         """Take expired leases away: token + 1, faults + 1, attempt ended `lease_lost`, event.
 
-        The run becomes claimable after a back-off with jitter (`rules.lose`); but when its faults have reached `max_attempts`, or a
-        cancel was accepted, it gets a closing timer instead.
+        The run becomes claimable after a back-off with jitter (`rules.lose`); but when its faults
+        have reached `max_attempts`, or a cancel was accepted, it gets a closing timer instead.
         """
         ...
 
@@ -561,8 +561,9 @@ class Reader(Protocol):
     async def due_timers(self, limit: int, after: DueTimer | None = None) -> list[DueTimer]:
         """Return timers that are due, of runs that nobody holds and that are not in repair.
 
-        Kinds that only a newer release knows are left to it. Reports of children are due also while their parent is held. The longest due come first;
-        `after` is the last one of the page before.
+        Kinds that only a newer release knows are left to it. Reports of children and notices of
+        approvals are due also while their run is held. The longest due come first; `after` is the
+        last one of the page before.
         """
         ...
 

@@ -199,9 +199,11 @@ class ToolContext:
     ) -> None:
         """Add a formal product of this execution, committed with its result.
 
-        The name is that of a file without a folder. Raises Invalid for another one, and for a
-        name or content over the limits (200 characters, 16 MiB, 50 a call).
+        The name is that of a file without a folder; the status is `draft` or `final`. Raises Invalid
+        for others, and for a name or content over the limits (200 characters, 16 MiB, 50 a call).
         """
+        if status not in {ArtifactStatus.DRAFT, ArtifactStatus.FINAL}:
+            raise Invalid("a tool makes drafts and final artifacts")
         content = data.encode() if isinstance(data, str) else bytes(data)
         if not 0 < len(name) <= NAME_CHARACTERS_MAX:
             raise Invalid(f"an artifact's name has 1 to {NAME_CHARACTERS_MAX} characters")

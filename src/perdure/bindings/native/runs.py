@@ -38,6 +38,11 @@ class CancelRequest(Model):
         description="before the run ends, what its tools did is undone where they can, the last "
         "call first; the runs below it do the same. The terminal event tells what remains",
     )
+    discard_artifacts: bool = Field(
+        default=False,
+        description="when the run ends, its artifacts and those of the runs that end with it become "
+        "`discarded`: their content is not given out any more, and is deleted in time",
+    )
     reason: str | None = Field(default=None, max_length=5000, description="why, for people")
 
 
@@ -144,6 +149,7 @@ async def cancel_run(
         action=wish.action,
         reason=wish.reason,
         compensate=wish.compensate,
+        discard_artifacts=wish.discard_artifacts,
     )
     run = await ended_or_not(call, run, wait)
     return one(run, 200 if run.state in TERMINAL else 202)

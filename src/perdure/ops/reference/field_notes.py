@@ -106,7 +106,7 @@ FIELD_NOTES: dict[str, str] = {
     "artifact.version": "version of the name, from 1",
     "cancel.action": "`interrupt` keeps the run's history, `rollback` discards its inner state",
     "cancel.compensate": "what the run's tools did is to be undone, where they can",
-    "cancel.discard_artifacts": "the run's artifacts are not to be kept",
+    "cancel.discard_artifacts": "the run's artifacts are to be discarded when it ends",
     "compensation.again": "it failed, and is tried once more",
     "compensation.detail": "what the tool returned when it undid the call",
     "compensation.error": "why it was not undone, or is not known to be",

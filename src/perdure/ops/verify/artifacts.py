@@ -6,6 +6,7 @@ from perdure.ops.verify.checks import Found, rule
 from perdure.ops.verify.record import RunRecord
 from perdure.protocol.events import ArtifactEvent
 from perdure.protocol.records import ArtifactRow
+from perdure.protocol.states import TERMINAL, ArtifactStatus, CancelOption
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -26,8 +27,8 @@ def versions_gapless(record: RunRecord) -> Found:
 
 @rule(
     "I42",
-    "An artifact has exactly one event, which says the same, and its content is stored and has "
-    "its digest; every artifact event has its artifact.",
+    "An artifact has exactly one event, which says the same, and its content is stored, unless it "
+    "is discarded, and has its digest; every artifact event has its artifact.",
 )
 def one_event(record: RunRecord) -> Found:
     events: dict[str, list[tuple[int, ArtifactEvent]]] = {}
@@ -42,11 +43,30 @@ def one_event(record: RunRecord) -> Found:
             yield row.artifact_id, f"its row and event {row.seq} differ"
         blob = record.blobs.get(row.digest)
         if blob is None or not blob.found:
+            if row.status is ArtifactStatus.DISCARDED:
+                continue
             yield row.artifact_id, f"the content {row.digest} is not stored"
         elif not blob.is_sound:
             yield row.artifact_id, f"the content {row.digest} has another digest"
     for artifact_id, found in events.items():
         yield artifact_id, f"event {found[0][0]} commits it, and it has no row"
+
+
+@rule(
+    "I77",
+    "The artifacts of a run, but for adopted ones, are discarded exactly when it has ended after a "
+    "cancel that asks for it.",
+)
+def discarded_as_asked(record: RunRecord) -> Found:
+    asked = CancelOption.DISCARD_ARTIFACTS in record.hot.cancel_options
+    due = asked and record.hot.state in TERMINAL
+    for row in record.artifacts:
+        if row.status is ArtifactStatus.ADOPTED:
+            continue
+        if due and row.status is not ArtifactStatus.DISCARDED:
+            yield row.artifact_id, f"it is {row.status}, and was to be discarded"
+        elif row.status is ArtifactStatus.DISCARDED and not due:
+            yield row.artifact_id, "it is discarded, and no cancel asks for it"
 
 
 def _differs(row: ArtifactRow, data: ArtifactEvent) -> bool:
@@ -82,4 +102,4 @@ def content_is_kept(record: RunRecord) -> Found:
             yield "run", f"the content {digest} has another digest"
 
 
-RULES = (versions_gapless, one_event, opaque_keys, content_is_kept)
+RULES = (versions_gapless, one_event, discarded_as_asked, opaque_keys, content_is_kept)

@@ -19,14 +19,13 @@ from perdure.protocol.events import (
     ActionEvent,
     ApprovalRequestEvent,
     ArtifactEvent,
-    ChildEvent,
     CompensationEvent,
     InterruptEvent,
     LateEvent,
-    ModelEvent,
     ResultEvent,
     ResumeEvent,
     StateEvent,
+    ref_of,
 )
 from perdure.protocol.records import (
     ArtifactRow,
@@ -37,7 +36,6 @@ from perdure.protocol.records import (
     ToolCallRow,
 )
 from perdure.protocol.runs import RunRow
-from perdure.protocol.values import BlobRef
 from perdure.store.ports import InterruptFilter, Reader, RunFilter
 
 PAGE = 1000
@@ -328,7 +326,7 @@ async def _blobs(
     replayer: Replayer,
 ) -> dict[str, BlobFacts]:
     """Read what the run refers to, one content at a time; only the facts of it are kept."""
-    refs = [row.facts.input.ref, *[_ref_of(line) for line in log]]
+    refs = [row.facts.input.ref, *[ref_of(line.data) for line in log if line.data]]
     wanted = {ref.digest: ref.media_type for ref in refs if ref is not None}
     wanted.update({artifact.digest: "" for artifact in artifacts})
     found: dict[str, BlobFacts] = {}
@@ -340,17 +338,3 @@ async def _blobs(
         if problem is not None:
             replayer.replay.not_strict.append((f"content {digest}", problem))
     return found
-
-
-def _ref_of(line: LogLine) -> BlobRef | None:
-    match line.data:
-        case ActionEvent(args_ref=ref) | ResultEvent(output_ref=ref):
-            return ref
-        case LateEvent(output_ref=ref) | InterruptEvent(payload_ref=ref):
-            return ref
-        case ChildEvent(result_ref=ref):
-            return ref
-        case StateEvent(answer_ref=ref) | ModelEvent(text_ref=ref):
-            return ref
-        case _:
-            return None

@@ -15,7 +15,7 @@ from perdure.protocol.records import (
     MessageRow,
     StepRow,
 )
-from perdure.protocol.states import TERMINAL, InterruptStatus, StepStatus
+from perdure.protocol.states import TERMINAL, ArtifactStatus, InterruptStatus, StepStatus
 from perdure.store.commits import (
     Behind,
     Commit,
@@ -282,6 +282,17 @@ def _write_products(tables: Tables, run: Run, commit: Commit, at: datetime) -> N
             )
         )
     _write_artifacts(tables, run, commit, at)
+    if commit.discards is not None:
+        _discard(tables, run, commit.discards)
+
+
+def _discard(tables: Tables, run: Run, digests: frozenset[str]) -> None:
+    facts = run.facts
+    for row in list(tables.artifacts.values()):
+        if row.run_id == facts.run_id and row.status is not ArtifactStatus.ADOPTED:
+            tables.artifacts[row.artifact_id] = replace(row, status=ArtifactStatus.DISCARDED)
+    for digest in digests:
+        tables.blob_uses.pop((facts.tenant_id, digest, facts.run_id), None)
 
 
 def _write_artifacts(tables: Tables, run: Run, commit: Commit, at: datetime) -> None:

@@ -11,6 +11,8 @@ from perdure.store.lineage import adopted_base, check_adoption
 from perdure.store.memory.retention import drop_if_free
 from perdure.store.memory.tables import Tables
 
+_NOT_ADOPTED = frozenset({ArtifactStatus.CANCELLED, ArtifactStatus.DISCARDED})
+
 
 def find_live(tables: Tables, tenant_id: str, thread_id: str) -> ThreadRow:
     """Return a thread of the tenant. Raises NotFound, Gone."""
@@ -58,7 +60,7 @@ def adopt(
         thread, last_position=base.from_position, updated_at=max(thread.updated_at, now)
     )
     for artifact in list(tables.artifacts.values()):
-        if artifact.thread_id == branch_id and artifact.status is not ArtifactStatus.CANCELLED:
+        if artifact.thread_id == branch_id and artifact.status not in _NOT_ADOPTED:
             adopted = replace(artifact, status=ArtifactStatus.ADOPTED)
             tables.artifacts[artifact.artifact_id] = adopted
     return base

@@ -297,4 +297,5 @@ def holds_only_hot_parts(commit: Commit) -> bool:
         or commit.notices
         or commit.handed_to is not None
         or commit.unmoved_since is not None
+        or commit.discards is not None
     )

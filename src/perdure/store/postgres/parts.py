@@ -48,6 +48,7 @@ async def write_parts(
     await _close_interrupts(connection, accepted)
     await _spend_approvals(connection, accepted)
     await _insert_artifacts(connection, accepted)
+    await _discard_artifacts(connection, accepted)
     await _write_relations(connection, accepted, clock)
     await _schedule(connection, accepted, clock)
     for one in accepted:
@@ -163,6 +164,20 @@ async def _insert_artifacts(connection: Connection, accepted: Iterable[Accepted]
     ]
     if rows:
         await connection.execute(SQL["insert_artifact"], *columns(rows))
+
+
+async def _discard_artifacts(connection: Connection, accepted: Iterable[Accepted]) -> None:
+    given = [one.commit for one in accepted if one.commit.discards is not None]
+    if not given:
+        return
+    await connection.execute(SQL["discard_artifacts"], [hex_of(commit.run_id) for commit in given])
+    left = [
+        (hex_of(commit.run_id), digest_out(digest))
+        for commit in given
+        for digest in commit.discards or ()
+    ]
+    if left:
+        await connection.execute(SQL["leave_blob"], *columns(left))
 
 
 async def _write_relations(

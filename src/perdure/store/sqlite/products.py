@@ -23,6 +23,10 @@ def write_products(tx: Transaction, commit: Commit, run: bytes, at: int) -> None
     """Write what most commits have none of; raise NotPending when an interrupt is not as said."""
     if commit.new_interrupts or commit.messages or commit.artifacts or commit.blobs:
         _write_owned(tx, commit, run, at)
+    if commit.discards is not None:
+        tx.run("discard_artifacts", run)
+        for digest in commit.discards:
+            tx.run("leave_blob", run, pack_digest(digest))
     for close in commit.interrupt_closes:
         _close_interrupt(tx, run, close, at)
     for begun in commit.new_executions:

@@ -4,10 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from perdure.protocol import ids
 from perdure.protocol.codec import digest_bytes
 from perdure.protocol.errors import Gone
-from perdure.protocol.states import RunState
-from perdure.store.commits import NewBlob, RetentionRule
+from perdure.protocol.failures import FailureCode
+from perdure.protocol.states import ArtifactStatus, RunState
+from perdure.store.commits import NewArtifact, NewBlob, RetentionRule
 from perdure.store.ports import Reader, Store
 from perdure.testing.builders import (
     claimed,
@@ -15,6 +17,7 @@ from perdure.testing.builders import (
     finish,
     late_result,
     look,
+    new_id,
     new_run,
     note,
     with_call,
@@ -31,6 +34,22 @@ def blob(text: str) -> NewBlob:
     """Return content."""
     data = text.encode()
     return NewBlob(digest=digest_bytes(data), media_type="text/plain", data=data)
+
+
+def product(content: NewBlob, *, seq: int, name: str) -> NewArtifact:
+    """Return an artifact of some content."""
+    return NewArtifact(
+        artifact_id=new_id(ids.ARTIFACT),
+        name=name,
+        version=1,
+        media_type=content.media_type,
+        digest=content.digest,
+        size=len(content.data),
+        status=ArtifactStatus.FINAL,
+        step_index=0,
+        tool_call_id=None,
+        seq=seq,
+    )
 
 
 class RetentionContract(Contract):
@@ -126,6 +145,41 @@ class RetentionContract(Contract):
         assert await store.expire_blobs(DAY_S - 1, 10) == 1
         assert await reader.read_blob(tenant, own.digest) is None
         assert await reader.read_blob(tenant, shared.digest) == shared.data
+
+    async def test_discarded_content_goes_once_no_run_uses_it(
+        self, store: Store, reader: Reader, clock: FakeClock
+    ) -> None:
+        """R-9.7: the rows stay, adopted ones as they are; what else the run uses stays too."""
+        first, second = await claimed(store), await claimed(store)
+        shared, own, kept = blob("shared"), blob("own"), blob("kept")
+        for held, blobs in ((first, (shared, own, kept)), (second, (shared,))):
+            made = tuple(
+                product(one, seq=held.row.hot.last_seq + 1, name=f"file-{number}")
+                for number, one in enumerate(blobs)
+            )
+            commit = replace(commit_of(held.row, note()), blobs=blobs, artifacts=made)
+            await write(store, commit)
+        row = await look(reader, first.row.facts.run_id)
+        run_id, tenant = row.facts.run_id, row.facts.tenant_id
+        late = replace(product(own, seq=row.hot.last_seq + 1, name="last"))
+        ending = commit_of(row, path=[RunState.PLANNING, RunState.FAILED])
+        ending = replace(ending, hot=replace(ending.hot, code=FailureCode.RUN_CANCELLED))
+        discards = frozenset({shared.digest, own.digest})
+        await write(store, replace(ending, artifacts=(late,), blobs=(own,), discards=discards))
+        found = await reader.list_artifacts(
+            tenant, run_id=run_id, thread_id=None, after=None, limit=10
+        )
+        assert {item.status for item in found} == {ArtifactStatus.DISCARDED}
+        assert len(found) == 4
+        [other] = await reader.list_artifacts(
+            tenant, run_id=second.row.facts.run_id, thread_id=None, after=None, limit=10
+        )
+        assert other.status is ArtifactStatus.FINAL
+        clock.advance(DAY_S)
+        assert await store.expire_blobs(0, 10) == 1
+        assert await reader.read_blob(tenant, own.digest) is None
+        for one in (shared, kept):
+            assert await reader.read_blob(tenant, one.digest) == one.data
 
     async def test_a_shared_history_stays_as_long_as_those_who_share_it(
         self, store: Store, reader: Reader, clock: FakeClock

@@ -44,6 +44,13 @@ SELECT u.artifact_id, u.run_id, r.thread_id, u.tool_call_id, u.at, u.size, u.ver
             name, media_type)
   JOIN runs AS r ON r.run_id = u.run_id;
 
+-- name: discard_artifacts
+UPDATE artifacts SET status = 'discarded' WHERE run_id = ANY ($1::uuid[]) AND status <> 'adopted';
+
+-- name: leave_blob
+DELETE FROM blob_uses AS b USING unnest($1::uuid[], $2::bytea[]) AS u(run_id, digest)
+ WHERE b.run_id = u.run_id AND b.digest = u.digest;
+
 -- name: keep_run_blobs
 INSERT INTO blobs (created_at, last_referenced_at, tenant_id, digest, media_type, data)
 SELECT DISTINCT ON (r.tenant_id, u.digest) coalesce($1::timestamptz, now()),

@@ -46,7 +46,8 @@ UPDATE threads SET last_position = $2,
  WHERE thread_id = $1::uuid;
 
 -- name: adopt_artifacts
-UPDATE artifacts SET status = 'adopted' WHERE thread_id = $1::uuid AND status <> 'cancelled';
+UPDATE artifacts SET status = 'adopted'
+ WHERE thread_id = $1::uuid AND status NOT IN ('cancelled', 'discarded');
 
 -- name: insert_thread_tag
 INSERT INTO thread_tags (thread_id, tenant_id, digest)

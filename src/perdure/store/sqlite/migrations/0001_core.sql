@@ -430,6 +430,7 @@ CREATE TABLE artifacts (
         OR status = 'final'
         OR status = 'adopted'
         OR status = 'cancelled'
+        OR status = 'discarded'
     ),
     step_index INTEGER NOT NULL,
     tool_call_id BLOB,

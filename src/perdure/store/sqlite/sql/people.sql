@@ -132,6 +132,12 @@ INSERT INTO artifacts (
     step_index, tool_call_id, seq, created_at
 ) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
+-- name: discard_artifacts
+UPDATE artifacts SET status = 'discarded' WHERE run_id = ? AND status <> 'adopted';
+
+-- name: leave_blob
+DELETE FROM blob_uses WHERE run_id = ? AND digest = ?;
+
 -- name: find_artifact
 SELECT
     artifact_id, run_id, tenant_id, thread_id, name, version, media_type, digest, size, status,

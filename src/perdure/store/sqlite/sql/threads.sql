@@ -39,7 +39,8 @@ WHERE r.run_id = ?;
 UPDATE threads SET last_position = ?2, updated_at = max(updated_at, ?3) WHERE thread_id = ?1;
 
 -- name: adopt_artifacts
-UPDATE artifacts SET status = 'adopted' WHERE thread_id = ? AND status <> 'cancelled';
+UPDATE artifacts SET status = 'adopted'
+WHERE thread_id = ? AND status NOT IN ('cancelled', 'discarded');
 
 -- name: insert_thread_tag
 INSERT OR IGNORE INTO thread_tags (tenant_id, digest, thread_id) VALUES (?, ?, ?);
