@@ -219,3 +219,30 @@ def test_a_state_is_updated_by_hand(perdure: Program) -> None:
     assert perdure("runs", "update-state", waits, "{").code == ExitCode.USAGE
     ended = perdure("run", "echo", "--json", *HERE).json["run_id"]
     assert perdure("runs", "update-state", ended, "1").code == ExitCode.CONFLICT
+
+
+def test_threads_are_listed_forked_adopted_and_deleted(perdure: Program) -> None:
+    """R-11.1, R-11.3."""
+    thread = perdure("run", "echo", "--json", *HERE).json["thread_id"]
+    assert thread in perdure("threads", "list").out
+    shown = perdure("threads", "show", thread, "--json").json
+    assert (shown["last_position"], shown["bases"]) == (2, [])
+    made = perdure("threads", "fork", thread, "--position", "1", "--title", "b", "--json").json
+    assert (made["title"], made["last_position"]) == ("b", 1)
+    branch = made["thread_id"]
+    assert f"fork of {thread} up to 1" in perdure("threads", "show", branch).out
+    (listed,) = perdure("threads", "branches", thread, "--json").json["items"]
+    assert (listed["thread_id"], listed["adopted_at"]) == (branch, None)
+    assert branch in perdure("threads", "branches", thread).out
+    adopted = perdure("threads", "adopt", thread, branch, "--json").json
+    assert [base["kind"] for base in adopted["bases"]] == ["adopt"]
+    assert perdure("threads", "adopt", branch, thread).code == ExitCode.CONFLICT
+    found = perdure("threads", "list", "--metadata", '{"team": "x"}', "--json").json
+    assert found["items"] == []
+    assert perdure("threads", "list", "--metadata", "1").code == ExitCode.USAGE
+    done = perdure("threads", "delete", branch)
+    assert (done.code, done.out.strip()) == (0, f"{branch} is deleted")
+    assert perdure("threads", "show", branch).code == ExitCode.CONFLICT
+    assert perdure("threads", "delete", f"thr_{'0' * 32}").code == ExitCode.NOT_FOUND
+    listed = perdure("threads", "list", "--json").json["items"]
+    assert [item["thread_id"] for item in listed] == [thread]

@@ -93,6 +93,30 @@ async def test_a_busy_thread_answers_with_the_branch_it_made(world: World) -> No
         assert problem["details"]["run_id"] == busy["run_id"]
 
 
+async def test_an_optimistic_run_works_beside_and_ends_in_conflict_when_the_thread_moved(
+    world: World,
+) -> None:
+    """R-11.1: chosen with the request; the answer and the end show what became of it."""
+    busy = await world.start("asker")
+    await world.until(busy["run_id"], "waiting_human")
+    path = f"/v1/threads/{busy['thread_id']}"
+    body = {"agent_id": "echo", "input": 1, "options": {"multitask_strategy": "optimistic"}}
+    run = (await world.http.post(f"{path}/runs?wait=5", json=body)).json()
+    assert (run["state"], run["thread_id"]) == ("succeeded", busy["thread_id"])
+    assert (await world.get(f"/v1/runs/{busy['run_id']}"))["state"] == "waiting_human"
+    assert (await world.get(path))["active_run_id"] == busy["run_id"]
+    late = (await world.http.post(f"{path}/runs", json={**body, "agent_id": "asker"})).json()
+    waits = await world.until(late["run_id"], "waiting_human")
+    said = {"role": "user", "parts": [{"type": "text", "text": "aside"}]}
+    assert (await world.http.post(f"{path}/messages", json=said)).status_code == 201
+    (question,) = waits["open_interrupts"]
+    answer = {"answer": "respond", "value": "north"}
+    await world.http.post(f"/v1/interrupts/{question}/resolve", json=answer)
+    ended = await world.until(late["run_id"], "failed")
+    assert ended["error"]["code"] == "CONFLICT"
+    assert (await world.get(f"/v1/runs/{busy['run_id']}"))["state"] == "waiting_human"
+
+
 async def test_threads_are_found_by_metadata(world: World) -> None:
     """R-11.3: each pair named, pages as ever; what is no object is refused."""
     for team in ("sales", "support", "sales"):

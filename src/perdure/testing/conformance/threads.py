@@ -1,7 +1,9 @@
 """What branches of threads promise: bases by reference, adoption, deletion, search by metadata."""
 
+import contextlib
 from dataclasses import replace
 
+import anyio
 import pytest
 from pydantic import JsonValue
 
@@ -12,7 +14,7 @@ from perdure.protocol.messages import Role
 from perdure.protocol.records import BaseKind, ThreadBase, ThreadRow
 from perdure.protocol.runs import RunRow
 from perdure.protocol.states import RunState
-from perdure.store.commits import Behind, Committed, NewRun
+from perdure.store.commits import Behind, Busy, Commit, CommitResult, Committed, NewMessage, NewRun
 from perdure.store.ports import Reader, Store
 from perdure.testing.builders import (
     TO_SUCCEEDED,
@@ -26,6 +28,7 @@ from perdure.testing.builders import (
     want,
 )
 from perdure.testing.conformance.base import Contract
+from perdure.testing.conformance.topics import put, subscription
 
 TENANT = new_thread().tenant_id
 
@@ -307,3 +310,113 @@ class BranchContract(Contract):
         thread = await reader.find_thread(TENANT, first.thread_id)
         assert thread is not None
         assert thread.active_run_id is None
+
+    async def test_two_runs_that_end_beside_the_active_one_at_once_do_not_both_stand(
+        self, store: Store, reader: Reader
+    ) -> None:
+        """R-11.1: whichever is written second finds what the first has said."""
+        for _ in range(4):
+            first = new_run()
+            await store.insert_run(first)
+            beside = [new_run(thread_id=first.thread_id, strategy="optimistic") for _ in range(2)]
+            for new in beside:
+                await store.insert_run(new)
+            held = dict[str, RunRow]()
+            while not held.keys() >= {new.run_id for new in beside}:
+                held |= {one.row.facts.run_id: one.row for one in await store.claim_runs(want())}
+            ends = [speaking(held[new.run_id], since=3) for new in beside]
+            results = list[CommitResult]()
+
+            async def end(commit: Commit, results: list[CommitResult] = results) -> None:
+                (result,) = await store.commit([commit])
+                while isinstance(result, Busy):
+                    (result,) = await store.commit([commit])
+                results.append(result)
+
+            with anyio.fail_after(10):
+                async with anyio.create_task_group() as group:
+                    for commit in ends:
+                        group.start_soon(end, commit)
+            assert {type(result) for result in results} == {Committed, Behind}
+            assert await positions(reader, first.thread_id) == [1, 2, 3, 4]
+
+    async def test_adoptions_at_once_are_one(self, store: Store, reader: Reader) -> None:
+        """R-11.1: all callers are told of the one that was made."""
+        for _ in range(3):
+            thread = new_thread()
+            await store.create_thread(thread)
+            await say(store, thread.thread_id, "a")
+            branch = await fork(store, thread.thread_id, 1)
+            made = list[ThreadBase]()
+
+            async def adopt(
+                by: str,
+                thread_id: str = thread.thread_id,
+                branch_id: str = branch.thread_id,
+                made: list[ThreadBase] = made,
+            ) -> None:
+                made.append(await store.adopt_branch(TENANT, thread_id, branch_id, by))
+
+            with anyio.fail_after(10):
+                async with anyio.create_task_group() as group:
+                    for by in ("ada", "bob", "eve"):
+                        group.start_soon(adopt, by)
+            bases = await reader.thread_bases(thread.thread_id)
+            assert len(bases) == 1
+            assert made == bases * 3
+
+    async def test_a_thread_that_is_deleted_at_once_with_new_runs_has_none_or_stays(
+        self, store: Store, reader: Reader
+    ) -> None:
+        """R-11.3: never a run on a deleted thread."""
+        for turn in range(4):
+            thread = new_thread()
+            await store.create_thread(thread)
+            made, gone = list[str](), list[str]()
+
+            async def insert(new: NewRun, made: list[str] = made, gone: list[str] = gone) -> None:
+                try:
+                    made.append((await store.insert_run(new)).row.facts.run_id)
+                except Gone:
+                    gone.append(new.run_id)
+
+            async def delete(thread_id: str = thread.thread_id) -> None:
+                with contextlib.suppress(ThreadBusy):
+                    await store.delete_thread(TENANT, thread_id)
+
+            with anyio.fail_after(10):
+                async with anyio.create_task_group() as group:
+                    for place in range(3):
+                        if place == turn % 3:
+                            group.start_soon(delete)
+                        group.start_soon(insert, new_run(thread_id=thread.thread_id))
+            row = await reader.find_thread(TENANT, thread.thread_id)
+            assert row is not None
+            is_deleted = row.deleted_at is not None
+            assert (len(made), len(gone)) == ((0, 3) if is_deleted else (3, 0))
+            assert (row.active_run_id is None) == is_deleted
+
+    async def test_deleting_a_thread_ends_its_subscriptions_and_those_into_it(
+        self, store: Store, reader: Reader
+    ) -> None:
+        """R-4.8, R-11.3: of the thread that is published to, and of one that is an inbox."""
+        for deletes_inbox in (False, True):
+            thread, other = new_thread(), new_thread()
+            for one in (thread, other):
+                await store.create_thread(one)
+            kept = await put(store, subscription(other.thread_id))
+            ended = await put(store, subscription(thread.thread_id))
+            target = ended.inbox_thread_id if deletes_inbox else thread.thread_id
+            assert await store.delete_thread(TENANT, target)
+            assert await reader.list_subscriptions(TENANT, thread.thread_id) == []
+            assert await reader.list_subscriptions(TENANT, other.thread_id) == [kept]
+
+
+def speaking(row: RunRow, *, since: int) -> Commit:
+    """Return the end of a run that says something, if nobody has said more since a position."""
+    commit = commit_of(row, path=TO_SUCCEEDED)
+    seq = row.hot.last_seq + len(commit.events)
+    message = NewMessage(
+        message_id=new_id(ids.MESSAGE), seq=seq, role=Role.ASSISTANT, author="agent"
+    )
+    return replace(commit, messages=(message,), unmoved_since=since)
