@@ -103,6 +103,11 @@ fuzz: $(VENV)/.dev  ## Schemathesis against the API, five minutes on each store;
 crash: $(VENV)/.dev  ## the long kill -9 campaign
 	$(BIN)/python -m pytest tests/crash tests/store -m crash_full $(ARGS)
 
+SEEDS := 1..500
+.PHONY: sim
+sim: $(VENV)/.dev  ## simulate many seeds on a virtual clock; SEEDS=1..500, ARGS= adds options
+	$(BIN)/perdure-sim --seeds $(SEEDS) $(ARGS)
+
 .PHONY: model
 model:  ## check the formal model of lease, fence and cancel; needs spin and a C compiler
 	@command -v spin >/dev/null && command -v cc >/dev/null || { \

@@ -1,0 +1,130 @@
+"""The deterministic simulation: seeds are green, replay exactly, and find planted faults (P2)."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from perdure.testing.sim import draw_script, shrink, simulate
+from perdure.testing.sim.planted import PLANTED, Planted
+from perdure.testing.sim.script import PROFILES, Crash, Profile
+
+SEEDS = 25
+SEEDS_MAX = 15
+"""A planted fault is found within so many seeds."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_seeds_are_green_and_exercise_every_kind_of_fault() -> None:
+    """Architecture §9.3: verify is empty, all ends, the journal and what was followed are right."""
+    coverage: set[str] = set()
+    for seed in range(1, SEEDS + 1):
+        outcome = simulate(draw_script(seed))
+        assert outcome.is_green, (seed, [str(finding) for finding in outcome.findings])
+        coverage |= set(outcome.coverage)
+    told = " ".join(sorted(coverage))
+    for kind in ("refused", "ack_lost", "late", "slow", "crash", "crash_after", "pause"):
+        assert f"fault {kind} at" in told
+    for what in (
+        "signal lost",
+        "signal doubled",
+        "signal misdirected",
+        "clock set",
+        "answers opposite",
+        "answers doubled",
+        "answer outcome retry",
+        "cancel accepted interrupt",
+        "cancel accepted rollback",
+        "event late",
+        "event child",
+        "event artifact",
+        "transition expired",
+        "transition rejected",
+        "transition exec_error",
+    ):
+        assert what in told
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.name)
+def test_a_planted_fault_is_found(planted: Planted) -> None:
+    """Each of the five faults of issue 4 (P2) breaks a check, and leaves nothing behind."""
+    found = next((seed for seed in range(1, SEEDS_MAX + 1) if _fails(seed, planted)), None)
+    assert found is not None
+    assert simulate(draw_script(found)).is_green
+
+
+def _fails(seed: int, planted: Planted) -> bool:
+    return not simulate(draw_script(seed), planted).is_green
+
+
+def test_a_seed_replays_exactly() -> None:
+    """The same script gives the same trace, whatever lies where in memory; another seed another."""
+    first = simulate(draw_script(1))
+    ballast = [bytearray(1000 + place) for place in range(500)]
+    again = simulate(draw_script(1))
+    assert (first.digest, first.trace) == (again.digest, again.trace)
+    assert simulate(draw_script(2)).digest != first.digest
+    del ballast
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+def test_the_command_tells_the_same_digests_in_every_process() -> None:
+    """Whatever the hash seed of the process; a failure is told with its short script, exit 1."""
+    told = [_command("--seeds", "3..4", "--json", "--digests", hash_seed=seed) for seed in "15"]
+    assert told[0][0] == told[1][0] == 0
+    assert told[0][1]["digests"] == told[1][1]["digests"]
+    code, failed = _command("--seeds", "1..9", "--json", "--planted", "resumed-by-order")
+    assert code == 1
+    assert failed["failed"][0]["findings"]
+    assert len(failed["failed"][0]["script"]) < 10
+
+
+def _command(*arguments: str, hash_seed: str = "7") -> tuple[int, dict[str, Any]]:
+    done = subprocess.run(
+        [sys.executable, "-m", "perdure.testing.sim.command", *arguments],
+        env={**os.environ, "PYTHONHASHSEED": hash_seed},
+        capture_output=True,
+        check=False,
+    )
+    return done.returncode, json.loads(done.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+def test_shrinking_keeps_what_the_failure_needs() -> None:
+    """A shorter script fails alike, and leaves out crashes that an answer by order does not need."""
+    planted = next(one for one in PLANTED if one.name == "resumed-by-order")
+    seed = next(seed for seed in range(1, SEEDS_MAX + 1) if _fails(seed, planted))
+    outcome = simulate(draw_script(seed), planted)
+    short = shrink(outcome, planted, plays_max=40)
+    assert not short.is_green
+    assert len(short.script.items) < len(outcome.script.items)
+    assert simulate(short.script, planted).digest == short.digest
+
+
+def test_a_worker_that_is_dead_does_nothing_more() -> None:
+    """A crash runs no clean-up: its leases stay until they expire, and others recover its runs."""
+    script = draw_script(5, "calm")
+    crashes = tuple(Crash(at, worker, 5.0) for worker, at in enumerate((3.0, 9.0, 15.0)))
+    items = sorted((*script.items, *crashes), key=lambda item: item.at)
+    outcome = simulate(replace(script, items=tuple(items)))
+    assert outcome.is_green, outcome.findings
+    assert outcome.coverage["worker crashed"] == 3
+
+
+@pytest.mark.crash_full
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("profile", PROFILES)
+def test_many_seeds_are_green(profile: Profile) -> None:
+    """P2: hundreds of seeds of each profile; part of `make crash`."""
+    for seed in range(1, 501):
+        outcome = simulate(draw_script(seed, profile))
+        assert outcome.is_green, (seed, [str(finding) for finding in outcome.findings])
