@@ -105,7 +105,9 @@ async def _apply_origins(core: Core, view: RunView) -> tuple[str, frozenset[str]
     return thread_id, frozenset(runs)
 
 
-def _apply(core: Core, view: RunView, event: RecordedEvent) -> None:
+def _apply(
+    core: Core, view: RunView, event: RecordedEvent, written_at: datetime | None = None
+) -> None:
     if event.schema_version != SCHEMA_VERSION:
         check_version(event.schema_version)
     try:
@@ -114,7 +116,7 @@ def _apply(core: Core, view: RunView, event: RecordedEvent) -> None:
             raise Damaged(f"event {event.seq} is of the unknown type {event.type}")
         view.apply(event.seq, data)
         if isinstance(data, RetryEvent) and data.tool_call_id is not None:
-            view.retry_at[data.tool_call_id] = _due_at(core, event.at, data)
+            view.retry_at[data.tool_call_id] = _due_at(core, event, data.delay_ms, written_at)
     except (DamagedEvent, OutOfOrder) as error:
         raise Damaged(str(error)) from error
 
@@ -132,7 +134,7 @@ async def catch_up(core: Core, view: RunView, hot: RunHot) -> None:
             run_id, view.snapshot.last_seq, limit=min(left, PAGE)
         )
         for event in events:
-            _apply(core, view, event)
+            _apply(core, view, event, hot.updated_at)
             digest = expected.get(event.seq)
             if digest is not None and digest != snapshot_digest(view.snapshot):
                 raise Damaged(f"the log does not fold to the checkpoint at {event.seq}")
@@ -140,10 +142,15 @@ async def catch_up(core: Core, view: RunView, hot: RunHot) -> None:
             return
 
 
-def _due_at(core: Core, at: datetime, retry: RetryEvent) -> float:
-    """Return when a call is tried again; clocks that differ make the wait no longer than it is."""
-    delay_s = retry.delay_ms / 1000
-    left_s = delay_s - (core.clock.now() - at).total_seconds()
+def _due_at(core: Core, retry: RecordedEvent, delay_ms: int, written_at: datetime | None) -> float:
+    """Return when a call is tried again; clocks that differ make the wait no longer than it is.
+
+    What has passed is also told by the run's last write, by the clock that wrote the retry: a
+    worker whose clock is behind would else begin the wait anew with each claim.
+    """
+    delay_s = delay_ms / 1000
+    now = max(core.clock.now(), written_at or retry.at)
+    left_s = delay_s - (now - retry.at).total_seconds()
     return core.clock.monotonic() + max(0.0, min(delay_s, left_s))
 
 

@@ -133,14 +133,14 @@ def draw_script(seed: int, profile: Profile = "mixed") -> Script:
         opposite=chance.choice([0.0, 0.5]),
         idle=chance.choice([0.0, 0.2]),
     )
-    items = sorted([*runs, *_cancels(chance, len(runs)), people, *faults], key=lambda i: i.at)
+    items = sorted([*runs, *_cancels(chance, runs), people, *faults], key=lambda i: i.at)
     return Script(seed, tuple(items), profile)
 
 
 # ---------------------------------------------------------------- what callers do
 
 
-def _runs(chance: random.Random) -> list[Item]:
+def _runs(chance: random.Random) -> list[Submit]:
     count = chance.randint(2, 7)
     return [_submit(chance, number) for number in range(count)]
 
@@ -195,15 +195,13 @@ def _step(chance: random.Random, depth: int) -> JsonValue:
     return ["sleep", round(chance.uniform(0.1, 12.0), 3)]
 
 
-def _cancels(chance: random.Random, runs: int) -> list[Item]:
-    return [
-        Cancel(
-            at=round(chance.uniform(1.0, FAULTS_END_S), 3),
-            run=chance.randrange(runs),
-            action=chance.choice(list(CancelAction)),
-        )
-        for _ in range(chance.choice([0, 0, 1, 1, 2]))
-    ]
+def _cancels(chance: random.Random, runs: Sequence[Submit]) -> list[Item]:
+    cancels: list[Item] = []
+    for _ in range(chance.choice([0, 1, 1, 2])):
+        run = chance.choice(runs)
+        at = round(run.at + chance.uniform(0.1, 15.0), 3)
+        cancels.append(Cancel(at, run.run, chance.choice(list(CancelAction))))
+    return cancels
 
 
 # ---------------------------------------------------------------- what goes wrong
