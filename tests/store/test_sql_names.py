@@ -53,6 +53,7 @@ ONLY_SQLITE = {
     "delete_blob_uses": "drop_history on PostgreSQL",
     "delete_checkpoints": "drop_history on PostgreSQL",
     "delete_history": "drop_history on PostgreSQL",
+    "page_of_blobs": "delete_blobs on PostgreSQL",
     "delete_timer": "delete_timers, set-oriented",
     "end_attempt": "end_attempts, set-oriented",
     "end_execution": IN_BATCH,

@@ -21,7 +21,7 @@ WALKS = {
     "count_ready",  # what waits is counted
     "ping_runs",
     "expired_leases",  # by an index of held runs alone
-    "delete_blobs",  # an hourly sweep
+    "page_of_blobs",  # a page by rowid
     "deleted_runs",  # by an index of deleted threads alone
 }
 """What may walk a table or an index, and why that is short or rare."""

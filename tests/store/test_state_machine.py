@@ -279,7 +279,7 @@ class Lifecycles(RuleBasedStateMachine):
     @rule()
     def retain(self) -> None:
         self.trio.write(lambda store: store.expire_history(KEEP, after=None, limit=PAGE))
-        self.trio.write(lambda store: store.expire_blobs(0, PAGE))
+        self.trio.write(lambda store: store.expire_blobs(0, after=None, limit=PAGE))
 
     @precondition(lambda self: bool(self.known))
     @invariant()

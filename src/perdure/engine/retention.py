@@ -46,8 +46,12 @@ class Retention:
                 break
         while (gone := await core.store.expire_deleted(None, PAGE)) > 0:
             dropped += gone
-        while await core.store.expire_blobs(core.settings.blobs_kept_s, PAGE) == PAGE:
-            pass
+        place: str | None = None
+        while True:
+            content = await core.store.expire_blobs(settings.blobs_kept_s, after=place, limit=PAGE)
+            place = content.after
+            if place is None:
+                break
         if dropped:
             log.info("the history of %d ended runs was dropped", dropped)
         return dropped

@@ -502,6 +502,17 @@ class Swept:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SweptContent:
+    """How much content a sweep deleted. `after` is where the next one goes on; None at the end.
+
+    The place is the store's own: only the same store reads it.
+    """
+
+    deleted: int
+    after: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AgentRegistration:
     """An agent version a worker serves: its card as JSON, with a digest of it."""
 

@@ -55,6 +55,7 @@ from perdure.store.commits import (
     Requeued,
     RetentionRule,
     Swept,
+    SweptContent,
     ToolRegistration,
 )
 from perdure.store.reading import OnUnreadable
@@ -213,8 +214,12 @@ class Store(Protocol):
         """
         ...
 
-    async def expire_blobs(self, older_than_s: float, limit: int) -> int:
-        """Delete content that no run uses and nobody referred to for so long; return how much."""
+    async def expire_blobs(
+        self, older_than_s: float, *, after: str | None, limit: int
+    ) -> SweptContent:
+        """Delete, of the next `limit` pieces of content, what no run uses and nobody referred to for
+        so long. However much is kept, one transaction looks at no more than that.
+        """
         ...
 
     async def create_thread(

@@ -42,6 +42,7 @@ from perdure.store.commits import (
     Requeued,
     RetentionRule,
     Swept,
+    SweptContent,
     ToolRegistration,
 )
 from perdure.store.ports import Store
@@ -232,9 +233,11 @@ class FaultyStore:
         """See the port."""
         return await self._inner.expire_history(keep, after=after, limit=limit)
 
-    async def expire_blobs(self, older_than_s: float, limit: int) -> int:
+    async def expire_blobs(
+        self, older_than_s: float, *, after: str | None, limit: int
+    ) -> SweptContent:
         """See the port."""
-        return await self._inner.expire_blobs(older_than_s, limit)
+        return await self._inner.expire_blobs(older_than_s, after=after, limit=limit)
 
     async def create_thread(
         self, row: ThreadRow, key: RequestKey | None = None, base: ThreadBase | None = None

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from perdure.store import rules
-from perdure.store.commits import RetentionRule, Swept
+from perdure.store.commits import RetentionRule, Swept, SweptContent
 from perdure.store.memory.tables import Run, Tables
 
 
@@ -61,15 +61,18 @@ def _drop(tables: Tables, run: Run) -> None:
         del tables.blob_uses[use]
 
 
-def expire_blobs(tables: Tables, older_than_s: float, limit: int) -> int:
-    """Delete content that no run uses."""
+def expire_blobs(
+    tables: Tables, older_than_s: float, after: str | None, limit: int
+) -> SweptContent:
+    """Delete, of the next content, what no run uses."""
     until = tables.clock() - timedelta(seconds=older_than_s)
     used = {(tenant_id, digest) for tenant_id, digest, _ in tables.blob_uses}
+    later = sorted((":".join(key), key) for key in tables.blobs)
+    later = [(place, key) for place, key in later if after is None or place > after]
+    page = later[:limit]
     idle = [
-        key
-        for key, blob in tables.blobs.items()
-        if key not in used and blob.last_referenced_at < until
+        key for _, key in page if key not in used and tables.blobs[key].last_referenced_at < until
     ]
-    for key in idle[:limit]:
+    for key in idle:
         del tables.blobs[key]
-    return len(idle[:limit])
+    return SweptContent(deleted=len(idle), after=page[-1][0] if len(later) > limit else None)

@@ -29,6 +29,7 @@ from perdure.store.commits import (
     Requeued,
     RetentionRule,
     Swept,
+    SweptContent,
     TimerKind,
     ToolRegistration,
 )
@@ -185,9 +186,11 @@ class MemoryStore:
         """See `Store.expire_history`."""
         return expire_history(self._tables, keep, after, limit)
 
-    async def expire_blobs(self, older_than_s: float, limit: int) -> int:
+    async def expire_blobs(
+        self, older_than_s: float, *, after: str | None, limit: int
+    ) -> SweptContent:
         """See `Store.expire_blobs`."""
-        return expire_blobs(self._tables, older_than_s, limit)
+        return expire_blobs(self._tables, older_than_s, after, limit)
 
     async def create_thread(
         self, row: ThreadRow, key: RequestKey | None = None, base: ThreadBase | None = None

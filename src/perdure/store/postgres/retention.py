@@ -8,7 +8,7 @@ from uuid import UUID
 from perdure.protocol.errors import Unreadable
 from perdure.protocol.ids import RUN, hex_of
 from perdure.store import rules
-from perdure.store.commits import RetentionRule, Swept
+from perdure.store.commits import RetentionRule, Swept, SweptContent
 from perdure.store.postgres.driver import Connection, Row
 from perdure.store.postgres.rows import hot_of
 from perdure.store.postgres.statements import SQL
@@ -65,7 +65,18 @@ def _is_due(row: Row, keep: Sequence[RetentionRule]) -> bool:
 
 
 async def expire_blobs(
-    connection: Connection, older_than_s: float, limit: int, clock: datetime | None
-) -> int:
-    """Delete content that no run uses."""
-    return len(await connection.fetch(SQL["delete_blobs"], clock, older_than_s, limit))
+    connection: Connection,
+    older_than_s: float,
+    after: str | None,
+    limit: int,
+    clock: datetime | None,
+) -> SweptContent:
+    """Delete, of the next content by its key, what no run uses."""
+    digest, _, tenant_id = (after or ":").partition(":")
+    (row,) = await connection.fetch(
+        SQL["delete_blobs"], clock, older_than_s, tenant_id, bytes.fromhex(digest), limit
+    )
+    place = None
+    if row["seen"] == limit:
+        place = f"{row['digest'].hex()}:{row['tenant_id']}"
+    return SweptContent(deleted=row["deleted"], after=place)

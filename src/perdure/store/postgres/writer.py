@@ -34,6 +34,7 @@ from perdure.store.commits import (
     Requeued,
     RetentionRule,
     Swept,
+    SweptContent,
     ToolRegistration,
 )
 from perdure.store.postgres import moves, retention, subscriptions, threads
@@ -136,10 +137,12 @@ class PostgresStore:
             lambda c: retention.expire_history(c, keep, after, limit, self._now())
         )
 
-    async def expire_blobs(self, older_than_s: float, limit: int) -> int:
+    async def expire_blobs(
+        self, older_than_s: float, *, after: str | None, limit: int
+    ) -> SweptContent:
         """See `Store.expire_blobs`."""
         return await self._move(
-            lambda c: retention.expire_blobs(c, older_than_s, limit, self._now())
+            lambda c: retention.expire_blobs(c, older_than_s, after, limit, self._now())
         )
 
     async def create_thread(

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from perdure.protocol.base import to_micros
 from perdure.store import rules
-from perdure.store.commits import RetentionRule, Swept
+from perdure.store.commits import RetentionRule, Swept, SweptContent
 from perdure.store.sqlite.rows import pack_id
 from perdure.store.sqlite.transaction import Transaction
 
@@ -45,7 +45,15 @@ def drop(tx: Transaction, run: bytes, seq: int) -> None:
     tx.run("set_retained", run, seq)
 
 
-def expire_blobs(tx: Transaction, older_than_s: float, limit: int) -> int:
-    """Delete content that no run uses."""
+def expire_blobs(
+    tx: Transaction, older_than_s: float, after: str | None, limit: int
+) -> SweptContent:
+    """Delete, of the next content by rowid, what no run uses."""
+    start = 0 if after is None else int(after)
+    page = tx.one("page_of_blobs", start, limit)
+    seen, last = page if page is not None else (0, None)
+    if last is None:
+        return SweptContent(deleted=0, after=None)
     until = to_micros(tx.now) - round(older_than_s * 1_000_000)
-    return tx.run("delete_blobs", until, limit)
+    deleted = tx.run("delete_blobs", start, last, until)
+    return SweptContent(deleted=deleted, after=str(last) if seen == limit else None)

@@ -29,6 +29,7 @@ from perdure.store.commits import (
     Requeued,
     RetentionRule,
     Swept,
+    SweptContent,
     ToolRegistration,
 )
 from perdure.store.rules import check_batch
@@ -108,9 +109,13 @@ class SqliteStore:
         """See `Store.expire_history`."""
         return await self._writer.run(lambda tx: retention.expire_history(tx, keep, after, limit))
 
-    async def expire_blobs(self, older_than_s: float, limit: int) -> int:
+    async def expire_blobs(
+        self, older_than_s: float, *, after: str | None, limit: int
+    ) -> SweptContent:
         """See `Store.expire_blobs`."""
-        return await self._writer.run(lambda tx: retention.expire_blobs(tx, older_than_s, limit))
+        return await self._writer.run(
+            lambda tx: retention.expire_blobs(tx, older_than_s, after, limit)
+        )
 
     async def create_thread(
         self, row: ThreadRow, key: RequestKey | None = None, base: ThreadBase | None = None

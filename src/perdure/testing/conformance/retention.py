@@ -139,12 +139,34 @@ class RetentionContract(Contract):
         tenant = first.row.facts.tenant_id
         await finish(store, reader, first.row.facts.run_id)
         clock.advance(DAY_S)
-        assert await store.expire_blobs(0, 10) == 0
+        assert (await store.expire_blobs(0, after=None, limit=10)).deleted == 0
         assert (await store.expire_history(KEEP_A_DAY, after=None, limit=10)).runs == 1
-        assert await store.expire_blobs(2 * DAY_S, 10) == 0
-        assert await store.expire_blobs(DAY_S - 1, 10) == 1
+        assert (await store.expire_blobs(2 * DAY_S, after=None, limit=10)).deleted == 0
+        assert (await store.expire_blobs(DAY_S - 1, after=None, limit=10)).deleted == 1
         assert await reader.read_blob(tenant, own.digest) is None
         assert await reader.read_blob(tenant, shared.digest) == shared.data
+
+    async def test_content_is_looked_at_a_page_at_a_time(
+        self, store: Store, reader: Reader, clock: FakeClock
+    ) -> None:
+        """R-6.8: however much is in use, a transaction looks at no more than its page."""
+        held, other = await claimed(store), await claimed(store)
+        used = tuple(blob(f"used {number}") for number in range(4))
+        idle = tuple(blob(f"idle {number}") for number in range(3))
+        await write(store, replace(commit_of(held.row, note()), blobs=used))
+        await write(store, replace(commit_of(other.row, note()), blobs=idle))
+        await finish(store, reader, other.row.facts.run_id)
+        clock.advance(DAY_S)
+        await store.expire_history(KEEP_A_DAY, after=None, limit=10)
+        pages, place, deleted = 0, None, 0
+        while pages == 0 or place is not None:
+            swept = await store.expire_blobs(0, after=place, limit=2)
+            pages, place, deleted = pages + 1, swept.after, deleted + swept.deleted
+            assert swept.deleted <= 2
+        assert (pages, deleted) == (4, 3)
+        tenant = held.row.facts.tenant_id
+        for one in used:
+            assert await reader.read_blob(tenant, one.digest) == one.data
 
     async def test_discarded_content_goes_once_no_run_uses_it(
         self, store: Store, reader: Reader, clock: FakeClock
@@ -176,7 +198,7 @@ class RetentionContract(Contract):
         )
         assert other.status is ArtifactStatus.FINAL
         clock.advance(DAY_S)
-        assert await store.expire_blobs(0, 10) == 1
+        assert (await store.expire_blobs(0, after=None, limit=10)).deleted == 1
         assert await reader.read_blob(tenant, own.digest) is None
         for one in (shared, kept):
             assert await reader.read_blob(tenant, one.digest) == one.data
@@ -209,7 +231,7 @@ class RetentionContract(Contract):
         await finish(store, reader, row.facts.run_id, blobs=(answered,))
         clock.advance(2 * DAY_S)
         assert (await store.expire_history(KEEP_A_DAY, after=None, limit=10)).runs == 1
-        assert await store.expire_blobs(0, 10) == 0
+        assert (await store.expire_blobs(0, after=None, limit=10)).deleted == 0
         for content in (asked, answered):
             found = await reader.read_blob(row.facts.tenant_id, content.digest)
             assert found == content.data

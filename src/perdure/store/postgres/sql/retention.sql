@@ -34,16 +34,27 @@ UPDATE run_state AS s SET retained_from_seq = u.terminal_seq, checkpoint_seq = N
 RETURNING s.run_id;
 
 -- name: delete_blobs
-WITH idle AS MATERIALIZED (
+-- Of a page by the primary key. What is locked is in use.
+WITH page AS MATERIALIZED (
     SELECT b.tenant_id, b.digest
       FROM blobs AS b
+     WHERE (b.tenant_id, b.digest) > ($3::text, $4::bytea)
+     ORDER BY b.tenant_id, b.digest LIMIT $5
+), idle AS MATERIALIZED (
+    SELECT b.tenant_id, b.digest
+      FROM page AS p JOIN blobs AS b ON b.tenant_id = p.tenant_id AND b.digest = p.digest
      WHERE b.last_referenced_at < coalesce($1::timestamptz, now()) - $2 * interval '1 second'
        AND NOT EXISTS (
            SELECT 1 FROM blob_uses AS u WHERE u.tenant_id = b.tenant_id AND u.digest = b.digest)
-     LIMIT $3
-       FOR UPDATE SKIP LOCKED
+       FOR UPDATE OF b SKIP LOCKED
+), gone AS (
+    DELETE FROM blobs AS b USING idle
+     WHERE b.tenant_id = idle.tenant_id AND b.digest = idle.digest
+       AND b.last_referenced_at < coalesce($1::timestamptz, now()) - $2 * interval '1 second'
+    RETURNING 1
 )
-DELETE FROM blobs AS b USING idle
- WHERE b.tenant_id = idle.tenant_id AND b.digest = idle.digest
-   AND b.last_referenced_at < coalesce($1::timestamptz, now()) - $2 * interval '1 second'
-RETURNING 1 AS gone;
+SELECT s.seen, d.deleted, l.tenant_id, l.digest
+  FROM (SELECT count(*) AS seen FROM page) AS s
+ CROSS JOIN (SELECT count(*) AS deleted FROM gone) AS d
+  LEFT JOIN (SELECT tenant_id, digest FROM page
+              ORDER BY tenant_id DESC, digest DESC LIMIT 1) AS l ON true;

@@ -24,14 +24,15 @@ DELETE FROM blob_uses WHERE run_id = ? AND NOT lasts;
 -- name: set_retained
 UPDATE run_state SET retained_from_seq = ?2, checkpoint_seq = NULL WHERE run_id = ?1;
 
+-- name: page_of_blobs
+SELECT count(*), max(place)
+FROM (SELECT rowid AS place FROM blobs WHERE rowid > ? ORDER BY rowid LIMIT ?);
+
 -- name: delete_blobs
 DELETE FROM blobs
-WHERE rowid IN (
-    SELECT b.rowid FROM blobs AS b
-    WHERE
-        b.last_referenced_at < ?
-        AND NOT EXISTS (
-            SELECT 1 FROM blob_uses AS u WHERE u.tenant_id = b.tenant_id AND u.digest = b.digest
-        )
-    LIMIT ?
-);
+WHERE
+    rowid > ? AND rowid <= ? AND last_referenced_at < ?
+    AND NOT EXISTS (
+        SELECT 1 FROM blob_uses AS u
+        WHERE u.tenant_id = blobs.tenant_id AND u.digest = blobs.digest
+    );
