@@ -44,9 +44,13 @@ class Retention:
             after = swept.after
             if after is None:
                 break
-        while (gone := await core.store.expire_deleted(None, PAGE)) > 0:
-            dropped += gone
         place: str | None = None
+        while True:
+            swept = await core.store.expire_deleted(None, after=place, limit=PAGE)
+            dropped += swept.runs
+            place = swept.after
+            if place is None:
+                break
         while True:
             content = await core.store.expire_blobs(settings.blobs_kept_s, after=place, limit=PAGE)
             place = content.after

@@ -141,5 +141,7 @@ async def delete_thread(service: Service, principal: Principal, thread_id: str) 
     thread = await own_tombstone(service, principal, thread_id)
     store = service.core.store
     await store.delete_thread(principal.tenant_id, thread.thread_id)
-    while await store.expire_deleted(thread.thread_id, EXPIRE_PAGE) == EXPIRE_PAGE:
+    while (
+        await store.expire_deleted(thread.thread_id, after=None, limit=EXPIRE_PAGE)
+    ).runs == EXPIRE_PAGE:
         pass

@@ -255,10 +255,14 @@ class Store(Protocol):
         """
         ...
 
-    async def expire_deleted(self, thread_id: str | None, limit: int) -> int:
-        """Drop the history of up to `limit` runs of deleted threads (or of that one); how many.
+    async def expire_deleted(
+        self, thread_id: str | None, *, after: str | None, limit: int
+    ) -> Swept:
+        """Drop the history of runs of the next `limit` deleted threads, or of that thread.
 
-        What goes and stays is as in `expire_history`; a history that is shared stays for now.
+        Of one call at most so many runs lose it; the place to go on at is then the one before, as
+        long as there is more. What goes and stays is as in `expire_history`; a history that is
+        shared stays for now.
         """
         ...
 

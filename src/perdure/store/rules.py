@@ -23,6 +23,7 @@ from perdure.protocol.events import (
     RepairEvent,
     StateEvent,
 )
+from perdure.protocol.ids import THREAD
 from perdure.protocol.policies import RetryPolicy
 from perdure.protocol.records import MessageRow, ThreadBase, ThreadRow
 from perdure.protocol.runs import RunFacts, RunHot, RunOptions
@@ -559,6 +560,9 @@ EVENTS_AT_ONCE = 20_000
 """How many events one transaction of a sweep deletes, unless a single history has more."""
 
 
+BEFORE_ALL_THREADS = f"{THREAD}_{'0' * 32}"
+
+
 def histories_at_once(sizes: Sequence[int]) -> int:
     """Return how many of these histories, by their numbers of events, go in one transaction."""
     total = 0
@@ -567,6 +571,17 @@ def histories_at_once(sizes: Sequence[int]) -> int:
         if count and total > EVENTS_AT_ONCE:
             return count
     return len(sizes)
+
+
+def place_after(page: Sequence[str], after: str | None, dropped: int, limit: int) -> str | None:
+    """Return where a sweep of deleted threads goes on; None at their end.
+
+    A call that dropped all it may comes again to its page, which may have more: to the first page
+    by the place before all.
+    """
+    if dropped >= limit:
+        return after or BEFORE_ALL_THREADS
+    return page[-1] if len(page) == limit else None
 
 
 def drop_history(hot: RunHot) -> RunHot:

@@ -255,9 +255,11 @@ class FaultyStore:
         """See the port."""
         return await self._inner.delete_thread(tenant_id, thread_id)
 
-    async def expire_deleted(self, thread_id: str | None, limit: int) -> int:
+    async def expire_deleted(
+        self, thread_id: str | None, *, after: str | None, limit: int
+    ) -> Swept:
         """See the port."""
-        return await self._inner.expire_deleted(thread_id, limit)
+        return await self._inner.expire_deleted(thread_id, after=after, limit=limit)
 
     async def append_message(
         self,

@@ -6,7 +6,7 @@ from perdure.protocol.errors import Conflict, Gone, Invalid, NotFound, ThreadBus
 from perdure.protocol.records import BaseKind, ThreadBase, ThreadRow
 from perdure.protocol.states import TERMINAL, ArtifactStatus
 from perdure.store import rules
-from perdure.store.commits import Replayed, RequestKey
+from perdure.store.commits import Replayed, RequestKey, Swept
 from perdure.store.lineage import adopted_base, check_adoption
 from perdure.store.memory.retention import drop_if_free
 from perdure.store.memory.tables import Tables
@@ -144,13 +144,17 @@ def _trim(tables: Tables, thread_id: str) -> None:
             _trim(tables, base.base_thread_id)
 
 
-def expire_deleted(tables: Tables, thread_id: str | None, limit: int) -> int:
-    """Drop the history of runs of deleted threads."""
+def expire_deleted(tables: Tables, thread_id: str | None, after: str | None, limit: int) -> Swept:
+    """Drop the history of runs of the next deleted threads."""
+    page = sorted(
+        thread.thread_id
+        for thread in tables.threads.values()
+        if thread.deleted_at is not None
+        and thread_id in {None, thread.thread_id}
+        and (after is None or thread.thread_id > after)
+    )[:limit]
+    found = [run for run in tables.runs.values() if run.facts.thread_id in page]
     count = 0
-    for run in tables.runs.values():
-        thread = tables.threads[run.facts.thread_id]
-        if count == limit:
-            break
-        if thread.deleted_at is not None and thread_id in {None, thread.thread_id}:
-            count += drop_if_free(tables, run)
-    return count
+    for run in found:
+        count += count < limit and drop_if_free(tables, run)
+    return Swept(runs=count, after=rules.place_after(page, after, count, limit))

@@ -208,9 +208,11 @@ class MemoryStore:
         """See `Store.delete_thread`."""
         return threads.delete(self._tables, tenant_id, thread_id)
 
-    async def expire_deleted(self, thread_id: str | None, limit: int) -> int:
+    async def expire_deleted(
+        self, thread_id: str | None, *, after: str | None, limit: int
+    ) -> Swept:
         """See `Store.expire_deleted`."""
-        return threads.expire_deleted(self._tables, thread_id, limit)
+        return threads.expire_deleted(self._tables, thread_id, after, limit)
 
     async def append_message(
         self,

@@ -9,16 +9,16 @@ from datetime import datetime
 
 from perdure.protocol.codec import encode
 from perdure.protocol.errors import Conflict, Gone, Invalid, NotFound, ThreadBusy
-from perdure.protocol.ids import RUN, hex_of
+from perdure.protocol.ids import RUN, THREAD, hex_of
 from perdure.protocol.records import MessageRow, ThreadBase, ThreadRow
-from perdure.store.commits import Replayed, RequestKey
+from perdure.store.commits import Replayed, RequestKey, Swept
 from perdure.store.lineage import adopted_base, check_adoption, tags_of
 from perdure.store.postgres.driver import Connection
 from perdure.store.postgres.retention import drop_unshared
 from perdure.store.postgres.rows import base_of, message_of, thread_of
 from perdure.store.postgres.statements import SQL
 from perdure.store.postgres.wire import digest_in, digest_out, id_in, id_out, text_out
-from perdure.store.rules import is_same_message, is_same_thread
+from perdure.store.rules import BEFORE_ALL_THREADS, is_same_message, is_same_thread, place_after
 
 
 async def create_thread(
@@ -166,11 +166,22 @@ async def _trim(connection: Connection, thread: str) -> None:
 
 
 async def expire_deleted(
-    connection: Connection, thread_id: str | None, limit: int, clock: datetime | None
-) -> int:
-    """Drop the history of runs of deleted threads."""
-    found = await connection.fetch(SQL["deleted_runs"], id_out(thread_id), limit)
-    return len(await drop_unshared(connection, [row["run_id"] for row in found], clock))
+    connection: Connection,
+    thread_id: str | None,
+    after: str | None,
+    limit: int,
+    clock: datetime | None,
+) -> Swept:
+    """Drop the history of runs of the next deleted threads."""
+    only, start = id_out(thread_id), hex_of(after or BEFORE_ALL_THREADS)
+    page = [
+        row["thread_id"]
+        for row in await connection.fetch(SQL["page_of_deleted"], start, only, limit)
+    ]
+    found = await connection.fetch(SQL["deleted_runs"], page, limit)
+    dropped = len(await drop_unshared(connection, [row["run_id"] for row in found], clock))
+    names = [f"{THREAD}_{thread.hex}" for thread in page]
+    return Swept(runs=dropped, after=place_after(names, after, dropped, limit))
 
 
 async def append_message(

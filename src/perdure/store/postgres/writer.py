@@ -165,9 +165,13 @@ class PostgresStore:
             lambda c: threads.delete_thread(c, tenant_id, thread_id, self._now())
         )
 
-    async def expire_deleted(self, thread_id: str | None, limit: int) -> int:
+    async def expire_deleted(
+        self, thread_id: str | None, *, after: str | None, limit: int
+    ) -> Swept:
         """See `Store.expire_deleted`."""
-        return await self._move(lambda c: threads.expire_deleted(c, thread_id, limit, self._now()))
+        return await self._move(
+            lambda c: threads.expire_deleted(c, thread_id, after, limit, self._now())
+        )
 
     async def append_message(
         self,

@@ -135,9 +135,13 @@ class SqliteStore:
         """See `Store.delete_thread`."""
         return await self._writer.run(lambda tx: threads.delete_thread(tx, tenant_id, thread_id))
 
-    async def expire_deleted(self, thread_id: str | None, limit: int) -> int:
+    async def expire_deleted(
+        self, thread_id: str | None, *, after: str | None, limit: int
+    ) -> Swept:
         """See `Store.expire_deleted`."""
-        return await self._writer.run(lambda tx: threads.expire_deleted(tx, thread_id, limit))
+        return await self._writer.run(
+            lambda tx: threads.expire_deleted(tx, thread_id, after, limit)
+        )
 
     async def append_message(
         self,

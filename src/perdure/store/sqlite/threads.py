@@ -7,10 +7,11 @@ because other jobs share its transaction.
 from perdure.protocol.base import to_micros
 from perdure.protocol.codec import encode
 from perdure.protocol.errors import Conflict, Gone, Invalid, NotFound, ThreadBusy
+from perdure.protocol.ids import THREAD
 from perdure.protocol.records import MessageRow, ThreadBase, ThreadRow
-from perdure.store.commits import Replayed, RequestKey
+from perdure.store.commits import Replayed, RequestKey, Swept
 from perdure.store.lineage import adopted_base, check_adoption, tags_of
-from perdure.store.rules import is_same_message, is_same_thread
+from perdure.store.rules import is_same_message, is_same_thread, place_after
 from perdure.store.sqlite.connection import read_row
 from perdure.store.sqlite.retention import drop
 from perdure.store.sqlite.rows import (
@@ -143,12 +144,18 @@ def _trim(tx: Transaction, thread: bytes) -> None:
             _trim(tx, base)
 
 
-def expire_deleted(tx: Transaction, thread_id: str | None, limit: int) -> int:
-    """Drop the history of runs of deleted threads."""
-    due = tx.all("deleted_runs", maybe(pack_id, thread_id), limit)
+def expire_deleted(tx: Transaction, thread_id: str | None, after: str | None, limit: int) -> Swept:
+    """Drop the history of runs of the next deleted threads."""
+    only = maybe(pack_id, thread_id)
+    start = b"" if after is None else pack_id(after)
+    page = [row[0] for row in tx.all("page_of_deleted", start, only, limit)]
+    if not page:
+        return Swept(runs=0, after=None)
+    due = tx.all("deleted_runs", page[0], page[-1], only, limit)
     for run, seq in due:
         drop(tx, run, seq)
-    return len(due)
+    names = [f"{THREAD}_{thread.hex()}" for thread in page]
+    return Swept(runs=len(due), after=place_after(names, after, len(due), limit))
 
 
 def _take_key(

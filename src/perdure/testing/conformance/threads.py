@@ -208,13 +208,40 @@ class BranchContract(Contract):
         assert await reader.list_threads(TENANT, after=None, limit=5) == []
         # the history of its runs goes, the run itself and its end stay
         assert ended.hot.terminal_seq is not None
-        assert await store.expire_deleted(first.thread_id, 10) == 1
-        assert await store.expire_deleted(None, 10) == 0
+        for dropped in (1, 0):
+            swept = await store.expire_deleted(first.thread_id, after=None, limit=10)
+            assert (swept.runs, swept.after) == (dropped, None)
+        assert (await store.expire_deleted(None, after=None, limit=10)).runs == 0
         kept = await look(reader, first.run_id)
         assert kept.hot.state is RunState.SUCCEEDED
         assert kept.hot.retained_from_seq == ended.hot.terminal_seq
         seqs = [event.seq for event in await reader.events_after(first.run_id, 0, limit=99)]
         assert seqs[0] == ended.hot.terminal_seq
+
+    async def test_deleted_threads_are_swept_a_page_at_a_time(
+        self, store: Store, reader: Reader
+    ) -> None:
+        """R-6.8: no more threads are looked at, and no more runs dropped, than the page says."""
+        runs = list[str]()
+        for count in (3, 0, 1, 1):
+            thread = new_thread()
+            await store.create_thread(thread)
+            for _ in range(count):
+                new = new_run(thread_id=thread.thread_id)
+                await store.insert_run(new)
+                await finish(store, reader, new.run_id)
+                runs.append(new.run_id)
+            await store.delete_thread(TENANT, thread.thread_id)
+        swept, calls, dropped = await store.expire_deleted(None, after=None, limit=2), 1, 0
+        dropped += swept.runs
+        while swept.after is not None:
+            swept = await store.expire_deleted(None, after=swept.after, limit=2)
+            calls, dropped = calls + 1, dropped + swept.runs
+            assert swept.runs <= 2
+            assert calls < 9
+        assert dropped == len(runs)
+        for run_id in runs:
+            assert (await look(reader, run_id)).hot.retained_from_seq > 1
 
     async def test_threads_are_found_by_pairs_of_their_metadata(
         self, store: Store, reader: Reader

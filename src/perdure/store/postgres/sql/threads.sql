@@ -108,13 +108,16 @@ UPDATE threads SET last_position = $2 WHERE thread_id = $1::uuid;
 SELECT 1 AS found FROM threads WHERE thread_id = $1::uuid AND deleted_at IS NOT NULL
    FOR NO KEY UPDATE;
 
+-- name: page_of_deleted
+SELECT thread_id FROM threads
+ WHERE deleted_at IS NOT NULL AND thread_id > $1::uuid AND ($2::uuid IS NULL OR thread_id = $2)
+ ORDER BY thread_id LIMIT $3;
+
 -- name: deleted_runs
 SELECT r.run_id
-  FROM threads AS t
-  JOIN runs AS r ON r.thread_id = t.thread_id
+  FROM runs AS r
   JOIN run_state AS s ON s.run_id = r.run_id
- WHERE t.deleted_at IS NOT NULL AND ($1::uuid IS NULL OR t.thread_id = $1)
-   AND s.retained_from_seq < s.terminal_seq
+ WHERE r.thread_id = ANY ($1::uuid[]) AND s.retained_from_seq < s.terminal_seq
    AND NOT EXISTS (
        SELECT 1 FROM runs AS o JOIN run_state AS h ON h.run_id = o.run_id
         WHERE o.origin_run_id = r.run_id AND h.retained_from_seq = 1)

@@ -112,16 +112,22 @@ UPDATE threads SET last_position = ?2 WHERE thread_id = ?1;
 -- name: find_deleted
 SELECT 1 FROM threads WHERE thread_id = ? AND deleted_at IS NOT NULL;
 
+-- name: page_of_deleted
+SELECT thread_id FROM threads INDEXED BY threads_deleted
+WHERE deleted_at IS NOT NULL AND thread_id > ?1 AND (?2 IS NULL OR thread_id = ?2)
+ORDER BY thread_id LIMIT ?3;
+
 -- name: deleted_runs
 SELECT r.run_id, s.terminal_seq
 FROM threads AS t INDEXED BY threads_deleted
 CROSS JOIN runs AS r ON r.thread_id = t.thread_id
 CROSS JOIN run_state AS s ON s.run_id = r.run_id
 WHERE
-    t.deleted_at IS NOT NULL AND (?1 IS NULL OR t.thread_id = ?1)
+    t.deleted_at IS NOT NULL AND t.thread_id BETWEEN ?1 AND ?2
+    AND (?3 IS NULL OR t.thread_id = ?3)
     AND s.retained_from_seq < s.terminal_seq
     AND NOT EXISTS (
         SELECT 1 FROM runs AS o CROSS JOIN run_state AS h ON h.run_id = o.run_id
         WHERE o.origin_run_id = r.run_id AND h.retained_from_seq = 1
     )
-LIMIT ?2;
+LIMIT ?4;
