@@ -7,17 +7,21 @@ import anyio
 import pytest
 
 from perdure.engine.context import PlannerContext
+from perdure.engine.maintenance import Maintenance
 from perdure.ops.verify import Finding, verify
 from perdure.protocol.base import TENANT_DEFAULT
-from perdure.protocol.decisions import Ask, Decision, Finish
+from perdure.protocol.decisions import Ask, Decision, Finish, Sleep
 from perdure.protocol.errors import Conflict, Unreadable
-from perdure.protocol.states import Answer, ParkedOn, RunState
+from perdure.protocol.events import RepairEvent
+from perdure.protocol.failures import FailureCode
+from perdure.protocol.runs import waiting_on
+from perdure.protocol.states import Answer, ParkedOn, RunState, WaitingOn
 from perdure.store.commits import Committed, Refused, RetentionRule
 from perdure.store.ports import RunFilter
 from perdure.testing import builders as make
 from perdure.testing.embedded import SETTINGS, embedded, scripted
 from tests.flow.rows import Rows
-from tests.flow.world import database_at, swept_until
+from tests.flow.world import data_of, database_at, flow, swept_until
 
 ROWS = {
     "no JSON": "UPDATE runs SET options = ! WHERE run_id = ?",
@@ -182,3 +186,36 @@ async def test_a_damaged_run_that_nobody_holds_is_put_aside_by_whoever_meets_the
         row = await engine.run(run_id)
         assert row.hot.parked_on is ParkedOn.REPAIR
         assert await database.reader.due_timers(10) == []
+
+
+async def test_a_run_that_nothing_wakes_is_put_aside_and_its_thread_goes_on(url: str) -> None:
+    """RES-08: what moves is left alone; a cancel ends the stuck run, and the next one starts."""
+    nap = scripted("nap", lambda _: Sleep(duration=timedelta(days=1)))
+    ask = scripted("ask", [Ask(title="Go on?"), Finish()])
+    quick = scripted("quick", lambda _: Finish(answer="done"))
+    async with flow(url, [nap, ask, quick]) as engine:
+        stuck = await engine.submit("nap")
+        sound = [await engine.submit("nap"), await engine.submit("nap", after=600)]
+        asked = await engine.submit("ask")
+        for run_id in (stuck, sound[0]):
+            await engine.wait_until(run_id, lambda row: row.hot.parked_on is ParkedOn.TIMER)
+        await engine.wait_waiting(asked)
+        thread = (await engine.run(stuck)).facts.thread_id
+        behind = await engine.submit("quick", thread_id=thread)
+        maintenance = Maintenance(core=engine.core, tools=None)
+        assert await maintenance.put_unmoved_aside() == []
+        Rows(url).damage("DELETE FROM ready WHERE run_id = ?", stuck)
+        found: list[Finding] = []
+        await verify(engine.core.reader, run_id=stuck, on_finding=found.append)
+        assert [finding.check for finding in found] == ["L6"]
+        assert await maintenance.put_unmoved_aside() == [stuck]
+        row = await engine.run(stuck)
+        assert waiting_on(row.hot) is WaitingOn.REPAIR
+        (repair,) = data_of(await engine.events(stuck), RepairEvent)
+        assert (repair.action, "nothing moves it" in repair.reason) == ("quarantine", True)
+        assert await maintenance.put_unmoved_aside() == []
+        await engine.cancel(stuck)
+        assert (await engine.wait_terminal(stuck)).hot.code is FailureCode.RUN_CANCELLED
+        assert (await engine.wait_terminal(behind)).hot.state is RunState.SUCCEEDED
+        for run_id in (*sound, asked):
+            await engine.cancel(run_id)

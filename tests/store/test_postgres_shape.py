@@ -36,6 +36,7 @@ HOT_STATEMENTS = [
     ("find_idempotent_run", "runs_by_key", "(agent_id = $3) AND (idempotency_key = $4)"),
     ("events_after", "events_pkey", "(run_id = $1) AND (seq > $2)"),
     ("due_timers", "timers_by_due", "due_at <="),
+    ("unmoved_runs", "run_state_unfinished", "run_id >"),
     ("list_runs", "runs_by_tenant", "(tenant_id = $2) AND (run_id <"),
     ("list_all_runs", "runs_pkey", "run_id <"),
     ("list_unfinished_runs", "run_state_unfinished", ""),

@@ -85,6 +85,7 @@ def test_statements_find_their_rows_by_an_index(schema: sqlite3.Connection, name
         ("events_after", "sqlite_autoindex_events_1 (run_id=? AND seq>?)"),
         ("expired_leases", "run_state_held"),
         ("count_states", "run_state_unfinished"),
+        ("unmoved_runs", "run_state_unfinished"),
         ("list_unfinished_runs", "run_state_unfinished"),
         ("list_thread_runs", "runs_by_thread"),
         ("list_child_runs", "runs_by_parent"),

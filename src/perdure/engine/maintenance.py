@@ -1,10 +1,11 @@
 """What any process does now and then for all runs; none needs to be the only one (R-12.1).
 
 Expired leases are taken away; timers of runs that nobody holds are acted upon: a run's total
-time, an unanswered interrupt, a callback that did not come, a closing that was begun and not finished; reports of children are
-delivered. Each acts once: the commit compares the run's last seq.
+time, an unanswered interrupt, a callback that did not come, a closing that was begun and not
+finished; reports of children are delivered. Each acts once: the commit compares the run's last seq.
+A run that nothing would ever move is put aside for repair.
 
-Two tasks, so that what a timer waits for (a tool that is asked what became of a call) keeps no
+Two of the tasks, so that what a timer waits for (a tool that is asked what became of a call) keeps no
 lease from being taken away. Timers are read in pages that go on where the last one ended, and one
 that cannot be acted upon rests for a while: neither keeps the others from their turn.
 """
@@ -40,6 +41,13 @@ PAGES_MAX = 20
 """So many pages of timers are looked at between two pauses."""
 ACTS_MAX = 8
 """So many runs are acted upon at once."""
+UNMOVED_EVERY_S = 60.0
+"""So long is the pause after all unfinished runs were asked what moves them, a page at a time."""
+UNMOVED_PAGE = 500
+UNMOVED = Damaged(
+    "nothing moves it: nobody holds it, it has no entry in `ready`, no question, no timer, "
+    "no open child and no run before it in its thread"
+)
 RESTING_MAX = 10_000
 REST_S_MAX = 60.0
 
@@ -55,6 +63,7 @@ class Maintenance:
     compensator: Compensator | None = None
     notices: Notices | None = None
     _after: DueTimer | None = None
+    _looked: str | None = None
     _resting: dict[tuple[DueTimer, datetime], "_Rest"] = field(
         default_factory=dict[tuple[DueTimer, datetime], "_Rest"]
     )
@@ -64,6 +73,32 @@ class Maintenance:
         async with anyio.create_task_group() as group:
             group.start_soon(self._sweep, self.take_away_expired)
             group.start_soon(self._sweep, self.act_on_timers)
+            group.start_soon(self._watch)
+
+    async def _watch(self) -> None:
+        """Look for runs that nothing moves, a page at a time, until cancelled."""
+        while True:
+            settings = self.core.settings
+            pause_s = settings.maintenance_interval_s if self._looked else UNMOVED_EVERY_S
+            await anyio.sleep(pause_s * (0.75 + self.core.chance.random() / 2))
+            try:
+                await self.put_unmoved_aside()
+            except PerdureError as error:
+                log.warning("maintenance failed: %s", error)
+
+    async def put_unmoved_aside(self) -> list[str]:
+        """Put runs of the next page aside that nothing moves any more, and return them.
+
+        No write of ours leaves a run so; what did is for a person to find out (RES-08).
+        """
+        page = await self.core.reader.unmoved_runs(after=self._looked, limit=UNMOVED_PAGE)
+        self._looked = page.after
+        for run_id in page.run_ids:
+            try:
+                await put_aside(self.core, run_id, UNMOVED)
+            except Unreadable as error:
+                log.error("run %s: nothing moves it: %s", run_id, error)  # noqa: TRY400
+        return list(page.run_ids)
 
     async def _sweep(self, once: Callable[[], Awaitable[bool]]) -> None:
         pages = 0

@@ -513,6 +513,15 @@ class SweptContent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Unmoved:
+    """Runs of one page that nothing moves. `after` is where the next page begins; None at the end of
+    all runs that go on."""
+
+    run_ids: tuple[str, ...]
+    after: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AgentRegistration:
     """An agent version a worker serves: its card as JSON, with a digest of it."""
 

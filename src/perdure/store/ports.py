@@ -57,6 +57,7 @@ from perdure.store.commits import (
     Swept,
     SweptContent,
     ToolRegistration,
+    Unmoved,
 )
 from perdure.store.reading import OnUnreadable
 
@@ -573,6 +574,16 @@ class Reader(Protocol):
         Kinds that only a newer release knows are left to it. Reports of children and notices of
         approvals are due also while their run is held. The longest due come first; `after` is the
         last one of the page before.
+        """
+        ...
+
+    async def unmoved_runs(self, *, after: str | None, limit: int) -> Unmoved:
+        """Look at up to `limit` unfinished runs with a larger id; return those that nothing moves.
+
+        That is a run that nobody holds and that is not put aside, without an entry in `ready`, an
+        open question, or a timer but for its deadline; it does not wait for children that are open,
+        nor for another run of its thread (`rules.is_unmoved`), nor for what only a newer release
+        knows. All is seen at one moment.
         """
         ...
 

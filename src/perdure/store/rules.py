@@ -8,7 +8,7 @@ Two kinds of time: `now` is the store's clock and decides what is compared with 
 events show.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Literal
@@ -51,6 +51,7 @@ from perdure.store.commits import (
     NewRun,
     Refused,
     RetentionRule,
+    TimerKind,
 )
 
 
@@ -423,6 +424,22 @@ def _unheld(hot: RunHot, now: datetime, *, closing: bool) -> RunHot:
         wake_at=None,
         updated_at=event_time(now, hot),
     )
+
+
+def is_unmoved(
+    hot: RunHot, *, is_ready: bool, timers: Iterable[TimerKind], is_behind: bool
+) -> bool:
+    """Tell whether nothing moves an unfinished run any more (`Reader.unmoved_runs`).
+
+    `is_behind`: another run is its thread's active one.
+    """
+    if hot.lease_owner is not None or hot.parked_on is ParkedOn.REPAIR:
+        return False
+    if is_ready or hot.open_interrupts or any(kind is not TimerKind.DEADLINE for kind in timers):
+        return False
+    if hot.parked_on is ParkedOn.CHILD:
+        return hot.open_children == 0
+    return not (hot.parked_on is ParkedOn.THREAD and is_behind)
 
 
 def may_put_aside(hot: RunHot, token: int | None) -> bool:

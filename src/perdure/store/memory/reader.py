@@ -25,7 +25,7 @@ from perdure.protocol.records import (
 from perdure.protocol.runs import RunFacts, RunHot, RunRow
 from perdure.protocol.states import TERMINAL, InterruptStatus, ParkedOn, is_open
 from perdure.protocol.topics import SubscriptionRow
-from perdure.store.commits import DueTimer, Inserted, LeaseKey, TimerKind
+from perdure.store.commits import DueTimer, Inserted, LeaseKey, TimerKind, Unmoved
 from perdure.store.lineage import tags_of
 from perdure.store.memory import threads
 from perdure.store.memory.subscriptions import listed
@@ -40,6 +40,7 @@ from perdure.store.ports import (
     RunFilter,
 )
 from perdure.store.reading import OnUnreadable
+from perdure.store.rules import is_unmoved
 
 Row = TypeVar("Row")
 
@@ -331,6 +332,28 @@ class MemoryReader:
             for (run_id, kind, ref), at in self._tables.timers.items()
         ]
         return sorted(timers, key=_place)
+
+    async def unmoved_runs(self, *, after: str | None, limit: int) -> Unmoved:
+        """See `Reader.unmoved_runs`."""
+        going_on = sorted(
+            run_id
+            for run_id, run in self._tables.runs.items()
+            if run.hot.finished_at is None and (after is None or run_id > after)
+        )
+        page = going_on[:limit]
+        found = tuple(run_id for run_id in page if self._is_unmoved(run_id))
+        return Unmoved(run_ids=found, after=page[-1] if len(page) == limit else None)
+
+    def _is_unmoved(self, run_id: str) -> bool:
+        tables, run = self._tables, self._tables.runs[run_id]
+        thread = tables.threads.get(run.facts.thread_id)
+        active = thread.active_run_id if thread is not None else None
+        return is_unmoved(
+            run.hot,
+            is_ready=run_id in tables.ready,
+            timers=[kind for of, kind, _ in tables.timers if of == run_id],
+            is_behind=active not in {None, run_id},
+        )
 
     async def is_ready(self, run_id: str) -> bool:
         """See `Reader.is_ready`. An entry whose time has not come counts."""

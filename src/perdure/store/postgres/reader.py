@@ -26,7 +26,7 @@ from perdure.protocol.records import (
 from perdure.protocol.runs import RunRow
 from perdure.protocol.states import InterruptStatus
 from perdure.protocol.topics import SubscriptionRow
-from perdure.store.commits import DueTimer, Inserted, LeaseKey, TimerKind
+from perdure.store.commits import DueTimer, Inserted, LeaseKey, TimerKind, Unmoved
 from perdure.store.lineage import tags_of
 from perdure.store.ports import (
     Backlog,
@@ -363,6 +363,14 @@ class PostgresReader:
         """See `Reader.due_timers`."""
         found = await self._fetch("due_timers", self._now(), *_place(after), [*TimerKind], limit)
         return [rows.timer_of(row) for row in found]
+
+    async def unmoved_runs(self, *, after: str | None, limit: int) -> Unmoved:
+        """See `Reader.unmoved_runs`."""
+        start = "0" * 32 if after is None else hex_of(after)
+        page = await self._fetch("unmoved_runs", start, limit)
+        found = tuple(id_in(RUN, row["run_id"]) for row in page if row["unmoved"])
+        last = id_in(RUN, page[-1]["run_id"]) if len(page) == limit else None
+        return Unmoved(run_ids=found, after=last)
 
     async def is_ready(self, run_id: str) -> bool:
         """See `Reader.is_ready`. An entry whose time has not come counts."""

@@ -37,7 +37,7 @@ from perdure.protocol.records import (
 from perdure.protocol.runs import RunRow
 from perdure.protocol.states import InterruptStatus
 from perdure.protocol.topics import SubscriptionRow
-from perdure.store.commits import DueTimer, Inserted, LeaseKey, TimerKind
+from perdure.store.commits import DueTimer, Inserted, LeaseKey, TimerKind, Unmoved
 from perdure.store.lineage import TAGS_MAX, tags_of
 from perdure.store.ports import (
     Backlog,
@@ -361,6 +361,13 @@ class SqliteReader:
         values = (now, *start, _KINDS, limit)
         return await self._readers.rows("due_timers", *values, convert=rows.read_timer)
 
+    async def unmoved_runs(self, *, after: str | None, limit: int) -> Unmoved:
+        """See `Reader.unmoved_runs`."""
+        start = _after(RUN, after, _FIRST)
+        page = await self._readers.rows("unmoved_runs", start, limit, convert=_unmoved)
+        found = tuple(run_id for run_id, unmoved in page if unmoved)
+        return Unmoved(run_ids=found, after=page[-1][0] if len(page) == limit else None)
+
     async def is_ready(self, run_id: str) -> bool:
         """See `Reader.is_ready`. An entry whose time has not come counts."""
         found = await self._readers.row("is_ready", _key(RUN, run_id), convert=bool)
@@ -402,3 +409,7 @@ def _check_schema(db: sqlite3.Connection) -> None:
 
 def _age_s(oldest: int | None, now: datetime) -> float:
     return 0.0 if oldest is None else max(0.0, (now - from_micros(oldest)).total_seconds())
+
+
+def _unmoved(row: rows.Row) -> tuple[str, bool]:
+    return f"run_{row[0].hex()}", bool(row[1])

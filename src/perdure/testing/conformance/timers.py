@@ -19,6 +19,7 @@ from perdure.testing.builders import (
     claim_one,
     claimed,
     commit_of,
+    finish,
     lease_of,
     new_id,
     new_run,
@@ -49,6 +50,35 @@ class TimerContract(Contract):
         expected = [timer(new.run_id, TimerKind.DEADLINE)]
         assert await reader.due_timers(10) == expected
         assert await reader.due_timers(10) == expected
+
+    async def test_a_run_that_something_moves_is_not_found_to_be_unmoved(
+        self, store: Store, reader: Reader
+    ) -> None:
+        """RES-08: a holder, `ready`, a question, a timer, the run before it, repair, the end; and
+        pages go through all that is unfinished."""
+        first = await claimed(store)
+        behind = new_run(thread_id=first.row.facts.thread_id)
+        await store.insert_run(behind)
+        asked = await claimed(store)
+        await write(store, asking(asked.row))
+        aside = await claimed(store)
+        await store.quarantine(aside.row.facts.run_id, aside.row.hot.lease_token, "x", None)
+        cancelled = await claimed(store)
+        await write(store, parked(commit_of(cancelled.row, note())))
+        await store.request_cancel(cancelled.row.facts.run_id, cancel_wish())
+        ended = await claimed(store)
+        await finish(store, reader, ended.row.facts.run_id)
+        lost = await claimed(store, new_run(run_s=60.0))
+        left = parked(commit_of(lost.row, note()))
+        await write(store, replace(left, hot=replace(left.hot, parked_on=ParkedOn.TIMER)))
+        await store.insert_run(new_run())
+        found, after, pages = list[str](), None, 0
+        while pages == 0 or after is not None:
+            page = await reader.unmoved_runs(after=after, limit=3)
+            found += page.run_ids
+            after, pages = page.after, pages + 1
+        assert found == [lost.row.facts.run_id]
+        assert pages == 3
 
     async def test_the_timers_of_a_held_run_are_left_to_its_holder(
         self, store: Store, reader: Reader, clock: FakeClock

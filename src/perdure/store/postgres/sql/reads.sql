@@ -237,6 +237,35 @@ SELECT t.run_id, t.kind, t.ref, t.due_at
    AND t.kind = ANY ($6::text[])
  ORDER BY t.due_at, t.run_id, t.kind, t.ref LIMIT $7;
 
+-- name: unmoved_runs
+-- One statement, so that all is seen at one moment.
+WITH page AS MATERIALIZED (
+    SELECT s.run_id, s.lease_owner, s.parked_on, s.open_interrupts, s.open_children
+      FROM run_state AS s
+     WHERE s.finished_at IS NULL AND s.run_id > $1::uuid
+     ORDER BY s.run_id LIMIT $2
+)
+SELECT s.run_id,
+       s.lease_owner IS NULL AND s.open_interrupts = 0
+       AND coalesce(
+           s.parked_on IN ('thread', 'timer', 'retry', 'child', 'callback', 'closing'), true)
+       AND (s.parked_on IS DISTINCT FROM 'child' OR s.open_children = 0)
+       AND q.yes IS NULL AND t.yes IS NULL AND h.yes IS NULL AS unmoved
+  FROM page AS s
+  LEFT JOIN LATERAL (
+      SELECT true AS yes FROM ready AS q WHERE q.run_id = s.run_id OFFSET 0) AS q ON true
+  LEFT JOIN LATERAL (
+      SELECT true AS yes FROM timers AS t
+       WHERE t.run_id = s.run_id AND t.kind <> 'deadline' LIMIT 1) AS t ON true
+  LEFT JOIN LATERAL (
+      SELECT true AS yes
+        FROM runs AS r
+       CROSS JOIN LATERAL (
+           SELECT 1 FROM threads AS h
+            WHERE h.thread_id = r.thread_id AND h.active_run_id <> s.run_id OFFSET 0) AS other
+       WHERE r.run_id = s.run_id AND s.parked_on = 'thread' OFFSET 0) AS h ON true
+ ORDER BY s.run_id;
+
 -- name: timers_of
 SELECT run_id, kind, ref, due_at FROM timers WHERE run_id = $1::uuid ORDER BY due_at, kind, ref;
 

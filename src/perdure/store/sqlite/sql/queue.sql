@@ -94,5 +94,27 @@ WHERE
 ORDER BY t.due_at, t.run_id, t.kind, t.ref
 LIMIT ?;
 
+-- name: unmoved_runs
+-- The entry in `ready`, the timers and the thread of each run of the page are asked for by their keys.
+SELECT
+    s.run_id,
+    s.lease_owner IS NULL AND s.open_interrupts = 0
+    AND ifnull(
+        s.parked_on IN ('thread', 'timer', 'retry', 'child', 'callback', 'closing'), TRUE
+    )
+    AND (s.parked_on IS NOT 'child' OR s.open_children = 0)
+    AND NOT EXISTS (SELECT 1 FROM ready AS q WHERE q.run_id = s.run_id)
+    AND NOT EXISTS (
+        SELECT 1 FROM timers AS t WHERE t.run_id = s.run_id AND t.kind <> 'deadline'
+    )
+    AND NOT EXISTS (
+        SELECT 1 FROM runs AS r CROSS JOIN threads AS h ON h.thread_id = r.thread_id
+        WHERE r.run_id = s.run_id AND s.parked_on = 'thread' AND h.active_run_id <> s.run_id
+    ) AS unmoved
+FROM run_state AS s
+WHERE s.finished_at IS NULL AND s.run_id > ?
+ORDER BY s.run_id
+LIMIT ?;
+
 -- name: timers_of
 SELECT run_id, kind, ref, due_at FROM timers WHERE run_id = ? ORDER BY due_at, kind, ref;
