@@ -68,6 +68,23 @@ async def test_an_ended_run_keeps_its_end_and_its_thread_when_its_history_goes(
         assert len(seen[-1]) == 2, "the thread's messages are still there"
 
 
+async def test_a_cancelled_run_still_tells_by_whom_and_why(url: str, zoo: ToolZoo) -> None:
+    """R-9.4, F55: the end says so when the cancel is gone; so `verify` finds nothing."""
+    rule = RetentionRule(state=RunState.FAILED, older_than_s=0)
+    settings = replace(SETTINGS, retention=(rule,))
+    agent = scripted("rests", [calls(("hang", {}))], tools=["hang"])
+    async with flow(url, [agent], zoo, settings=settings) as engine:
+        run_id = await engine.submit("rests")
+        await zoo.wait_started("hang")
+        await engine.cancel(run_id, by="ada")
+        await engine.wait_terminal(run_id)
+        assert await Retention(core=engine.core).run_once() == 1
+        (end,) = [event.data for event in await engine.events(run_id)]
+        assert isinstance(end, StateEvent)
+        assert end.failure is not None
+        assert end.failure.details == {"by": "ada", "reason": "enough"}
+
+
 async def test_what_waits_or_is_kept_longer_stays_whole(url: str, zoo: ToolZoo) -> None:
     """R-6.8: only ended runs, only the states that a rule names."""
     failing = scripted("failing", [calls(("echo", {"text": "a"}))])

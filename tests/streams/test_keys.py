@@ -173,7 +173,7 @@ async def test_a_key_belongs_to_what_it_was_sent_to(world: World) -> None:
     assert all(answer.is_success and REPLAYED not in answer.headers for answer in answers)
 
 
-@pytest.mark.parametrize("key", ["", "x" * 256])
+@pytest.mark.parametrize("key", ["", "x" * 256, "perdure.continues:run_1"])
 async def test_a_key_out_of_bounds_is_invalid_everywhere(world: World, key: str) -> None:
     thread = await new_thread(world)
     for path, body in ((RUN, {"input": 1}), ("/v1/threads", {}), (f"{thread}/messages", PARTS)):

@@ -71,6 +71,8 @@ def close_run(
         _begin_ending(draft, failure, known or {})
         return
     cancelled = failure.code is FailureCode.RUN_CANCELLED
+    if cancelled and snapshot.cancelled_by is not None:
+        failure = _told_by(failure, snapshot.cancelled_by, snapshot.cancel_reason)
     for interrupt_id, question in list(snapshot.open_interrupts.items()):
         _close_question(draft, interrupt_id, question.tool_call_id, failure)
     reported = list(effects or [])
@@ -90,6 +92,14 @@ def close_run(
         draft.release(AttemptEnd.CANCELLED if cancelled else AttemptEnd.FINISHED)
     if cancelled or snapshot.cancel_epoch > 0:
         draft.with_checkpoint = False
+
+
+def _told_by(failure: Failure, by: str, reason: str | None) -> Failure:
+    """Return the failure with who cancelled and why: the end outlives the `cancel` event."""
+    told: dict[str, JsonValue] = {"by": by}
+    if reason is not None:
+        told["reason"] = reason
+    return failure.model_copy(update={"details": told})
 
 
 def _begin_ending(draft: Draft, failure: Failure, known: Mapping[str, ToolOutcome]) -> None:

@@ -168,6 +168,8 @@ class RunSnapshot:
     last_seq: int = 0
     attempt: int = 0
     cancel_epoch: int = 0
+    cancelled_by: str | None = None
+    cancel_reason: str | None = None
     cancel_action: CancelAction | None = None
     cancel_options: CancelOption = CancelOption.NONE
     open_calls: dict[str, OpenCall] = field(default_factory=dict[str, OpenCall])
@@ -449,6 +451,8 @@ def _fold_timeout(snapshot: RunSnapshot, data: TimeoutEvent) -> None:
 
 
 def _fold_cancel(snapshot: RunSnapshot, data: CancelEvent) -> None:
+    if snapshot.cancel_epoch == 0:
+        snapshot.cancelled_by, snapshot.cancel_reason = data.by, data.reason
     snapshot.cancel_epoch = data.epoch
     snapshot.cancel_action = data.action
     snapshot.cancel_options = data.options

@@ -28,7 +28,7 @@ PRINCIPAL_LOCAL = "local"
 
 def format_time(at: datetime) -> str:
     """Return RFC 3339 in UTC with six digits, as `2026-01-02T03:04:05.000006Z`."""
-    return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f") + "Z"
+    return at.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
 
 
 def _aware(at: datetime) -> datetime:

@@ -11,6 +11,7 @@ from perdure.service.base import check_storable
 from perdure.store.commits import Replayed, RequestKey
 
 HEADER = "Idempotency-Key"
+RESERVED = "perdure."
 THREADS = "threads"
 """Scope of the keys of new threads; a message's is its thread."""
 
@@ -18,9 +19,16 @@ THREADS = "threads"
 def check_key(key: str) -> str:
     """Return a header's key; raise Invalid for one out of bounds."""
     check_storable(key, HEADER)
+    check_not_ours(key, HEADER)
     if not 0 < len(key.encode()) <= IDEMPOTENCY_KEY_BYTES_MAX:
         raise Invalid(f"{HEADER} takes 1 to {IDEMPOTENCY_KEY_BYTES_MAX} bytes", field=HEADER)
     return key
+
+
+def check_not_ours(key: str | None, field: str) -> None:
+    """Raise Invalid for a key such as the runtime itself gives to runs."""
+    if key is not None and key.startswith(RESERVED):
+        raise Invalid(f"keys that begin with `{RESERVED}` are the runtime's", field=field)
 
 
 def request_key(key: str | None, scope: str, body: JsonValue) -> RequestKey | None:

@@ -38,7 +38,7 @@ from perdure.protocol.states import (
 )
 from perdure.protocol.values import WAIT_SECONDS_MAX, BlobRef
 from perdure.service.base import Service, Slice, check_storable, cut, known, own_run
-from perdure.service.keys import check_key
+from perdure.service.keys import check_key, check_not_ours
 from perdure.service.principal import Principal
 from perdure.service.threads import own_thread
 from perdure.service.trees import interrupts_in_tree
@@ -128,6 +128,7 @@ def with_key(options: RunOptions, header_key: str | None) -> RunOptions:
     """Return the options with the key of header or body. Raises Malformed when they differ."""
     key = options.idempotency_key
     check_storable(key, "/options/idempotency_key")
+    check_not_ours(key, "/options/idempotency_key")
     if header_key is None:
         return options
     check_key(header_key)

@@ -7,8 +7,8 @@ from pydantic import Field, JsonValue
 from starlette.responses import Response
 
 from perdure.bindings.native.starting import RUN_EXAMPLE, STARTED, start_run
-from perdure.protocol.codec import decode
-from perdure.protocol.errors import Malformed
+from perdure.protocol.codec import parse_strict
+from perdure.protocol.errors import Invalid, Malformed
 from perdure.protocol.ids import RUN, THREAD
 from perdure.protocol.messages import Message
 from perdure.protocol.runs import Run
@@ -116,9 +116,9 @@ def _pairs(text: str | None) -> dict[str, JsonValue] | None:
     if text is None:
         return None
     try:
-        value = decode(text.encode())
-    except ValueError:
-        raise Malformed("not JSON", field="metadata") from None
+        value = parse_strict(text.encode())
+    except (Malformed, Invalid) as error:
+        raise type(error)(f"metadata: {error}", field="metadata") from None
     if not isinstance(value, dict):
         raise Malformed("not a JSON object", field="metadata")
     return value

@@ -49,6 +49,8 @@ def no_new_work(record: RunRecord) -> Found:
     "one), and each event raises the epoch by one.",
 )
 def epoch_of_the_row(record: RunRecord) -> Found:
+    if record.hot.retained_from_seq > 1:
+        return  # the cancels are gone with the history
     cancels = record.of(CancelEvent)
     epochs = [data.epoch for _, data in cancels]
     if record.hot.cancel_epoch != max(epochs, default=0):

@@ -123,6 +123,9 @@ def end_is_told(record: RunRecord) -> Found:
             yield "run", f"its end tells {told}, the row {hot.code}"
     if hot.code is FailureCode.RUN_CANCELLED:
         authors = [data.by for _, data in record.of(CancelEvent)]
+        if hot.retained_from_seq > 1:  # the cancel is gone with the history, its author is not
+            failure = end.failure if isinstance(end, StateEvent) else None
+            authors = [] if failure is None else [str((failure.details or {}).get("by", ""))]
         if not authors or not all(authors):
             yield "run", "it was cancelled, and nobody is named"
 
