@@ -63,6 +63,9 @@ from perdure.testing.sim.script import (
 SETTLE_S = 600.0
 """How much virtual time everything has to end in, once the faults are over."""
 
+FOLLOWERS_S = 60.0
+"""How much more followers have to see the end."""
+
 LOOK_S = 5.0
 TRIES_MAX = 30
 TRY_AGAIN_S = 0.7
@@ -200,7 +203,7 @@ class _Play:
             await self._settle()
             self._over = True
             self._ended_at = self.loop.time()
-            await asyncio.sleep(SETTINGS.poll_interval_s * 3)  # followers come to the end
+            await self._followers_end()
             await check(self.facts, self.database)
 
     def outcome(self) -> Outcome:
@@ -229,6 +232,14 @@ class _Play:
                     self.facts.found("progress", text)
                 return
             await asyncio.sleep(LOOK_S)
+
+    async def _followers_end(self) -> None:
+        """Let followers come to the end, as far as a slow answer does not keep them."""
+        give_up = self.loop.time() + FOLLOWERS_S
+        while (  # noqa: ASYNC110  # virtual time costs nothing
+            len(self.facts.followed) < len(self.facts.seen) and self.loop.time() < give_up
+        ):
+            await asyncio.sleep(SETTINGS.poll_interval_s)
 
     def _do(self, item: Item) -> None:
         match item:
