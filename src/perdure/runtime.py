@@ -31,8 +31,8 @@ from perdure.service.base import Service
 from perdure.signals.local import LocalSignals, PolledSignals
 from perdure.signals.off import NoSignals
 from perdure.signals.ports import Signals
-from perdure.store.commits import RetentionRule
 from perdure.store.ports import Database
+from perdure.store.requests import RetentionRule
 from perdure.store.sqlite import SqliteDatabase
 from perdure.store.sqlite.status import read_schema_state
 from perdure.store.status import SchemaState

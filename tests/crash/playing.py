@@ -7,8 +7,9 @@ from typing import Any
 import anyio
 from pydantic import JsonValue
 
-from perdure.protocol.events import CancelEvent, RecordedEvent, ResultEvent, StateEvent
+from perdure.protocol.events import CancelEvent, ResultEvent, StateEvent
 from perdure.protocol.failures import FailureCode
+from perdure.protocol.log import RecordedEvent
 from perdure.protocol.records import AttemptRow, ExecutionRow, ToolCallRow
 from perdure.protocol.runs import RunRow
 from perdure.protocol.states import TERMINAL, AttemptEnd, RunState, ToolCallStatus

@@ -22,7 +22,8 @@ from perdure.engine.core import Core
 from perdure.engine.feed import follow
 from perdure.ops.verify import verify
 from perdure.protocol.base import TENANT_DEFAULT
-from perdure.protocol.events import ApprovalRequestEvent, InterruptEvent, RecordedEvent
+from perdure.protocol.events import ApprovalRequestEvent, InterruptEvent
+from perdure.protocol.log import RecordedEvent
 from perdure.protocol.policies import MAX_ATTEMPTS_DEFAULT
 from perdure.protocol.runs import RunRow
 from perdure.protocol.states import Answer, InterruptKind

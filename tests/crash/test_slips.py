@@ -23,8 +23,10 @@ from perdure.protocol.events import ResultEvent
 from perdure.protocol.records import CheckpointRow
 from perdure.protocol.runs import RunRow
 from perdure.protocol.states import Answer, AttemptEnd, RunState, ToolCallStatus
-from perdure.store.commits import Claimed, ClaimWant, Commit, CommitResult, Committed
-from perdure.store.ports import Database, Reader, Store
+from perdure.store.commits import Commit, CommitResult, Committed
+from perdure.store.ports import Database, Store
+from perdure.store.reader import Reader
+from perdure.store.requests import Claimed, ClaimWant
 from perdure.store.sqlite import SqliteDatabase
 from perdure.testing.builders import commit_of
 from perdure.testing.embedded import (

@@ -9,7 +9,7 @@ import pytest
 from perdure.protocol.failures import FailureCode
 from perdure.protocol.runs import RunRow
 from perdure.protocol.states import TERMINAL
-from perdure.store.ports import RunFilter
+from perdure.store.reader import RunFilter
 from perdure.testing.scene import BRANCHES, LEAVES, cancel_act, submit_act
 from tests.crash.stage import Stage, staged
 from tests.crash.test_zombie import stop_between_writes

@@ -12,8 +12,9 @@ import anyio
 import asyncpg
 import pytest
 
-from perdure.protocol.events import LateEvent, RecordedEvent
+from perdure.protocol.events import LateEvent
 from perdure.protocol.failures import FailureCode
+from perdure.protocol.log import RecordedEvent
 from perdure.protocol.policies import MAX_ATTEMPTS_DEFAULT
 from perdure.protocol.states import AttemptEnd, RunState, ToolCallStatus
 from tests.crash.stage import Actor, Followed, Stage, staged

@@ -10,8 +10,8 @@ from perdure.cli import contract
 from perdure.cli.contract import COMMAND
 from perdure.ops.reference import schemas as schema_reference
 from perdure.ops.reference.field_notes import FIELD_NOTES, note_of
-from perdure.protocol.events import EVENT_TYPES
 from perdure.protocol.failures import FailureCode
+from perdure.protocol.log import EVENT_TYPES
 from perdure.protocol.states import RunState, RunStatus, StepStatus, ToolCallStatus
 
 ROOT = Path(__file__).parents[2]

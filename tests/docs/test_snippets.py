@@ -15,7 +15,7 @@ import pytest
 
 from perdure.ops.local_postgres import PROGRAMS_VARIABLE, local_postgres
 from perdure.ops.settings import Settings
-from perdure.protocol.events import EVENT_TYPES
+from perdure.protocol.log import EVENT_TYPES
 from perdure.telemetry.metrics import Metrics
 
 ROOT = Path(__file__).parents[2]

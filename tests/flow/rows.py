@@ -11,8 +11,8 @@ from typing import Any
 import anyio
 import asyncpg
 
-from perdure.protocol.events import TYPE_NAME
 from perdure.protocol.ids import uuid_of
+from perdure.protocol.log import TYPE_NAME
 from perdure.store.postgres.wire import data_in, data_out
 
 

@@ -5,7 +5,7 @@ from perdure.protocol.decisions import Decision, Finish
 from perdure.protocol.events import ApprovalRequestEvent, StateEvent
 from perdure.protocol.failures import FailureCode
 from perdure.protocol.states import Answer, RunState
-from perdure.store.commits import LeaseKey
+from perdure.store.requests import LeaseKey
 from perdure.testing.embedded import calls, scripted
 from perdure.testing.tools import ToolZoo
 from tests.flow.world import flow

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from perdure.engine.approvals import delegate
-from perdure.engine.fold import APPROVAL_EVENT_NAME
 from perdure.engine.ports import ApprovalNotice, HostedAgent, ToolGrant
+from perdure.engine.snapshot import APPROVAL_EVENT_NAME
 from perdure.protocol.decisions import Ask, Finish
 from perdure.protocol.errors import Conflict, Forbidden, Gone, Invalid
 from perdure.protocol.events import CustomEvent

@@ -8,8 +8,9 @@ from pydantic import JsonValue
 
 from perdure.engine.context import PlannerContext
 from perdure.protocol.decisions import CallTools, Decision, Finish, ModelUse, ToolRequest
-from perdure.protocol.events import ActionEvent, RecordedEvent, ResultEvent, StateEvent, Usage
+from perdure.protocol.events import ActionEvent, ResultEvent, StateEvent, Usage
 from perdure.protocol.failures import Failure, FailureCode
+from perdure.protocol.log import RecordedEvent
 from perdure.protocol.states import RunState, ToolCallStatus
 from perdure.testing.embedded import Embedded, call, scripted
 from perdure.testing.tools import ToolZoo

@@ -14,7 +14,7 @@ from perdure.protocol.records import ToolCallRow
 from perdure.protocol.runs import RunRow, waiting_on
 from perdure.protocol.states import Answer, ParkedOn, RunState, ToolCallStatus, WaitingOn
 from perdure.protocol.tools import ToolResult
-from perdure.store.commits import LeaseKey, TimerKind
+from perdure.store.requests import LeaseKey, TimerKind
 from perdure.testing.embedded import Embedded, call, calls, scripted, unasked
 from perdure.testing.tools import ToolZoo
 from perdure.tools import agent_as_tool

@@ -27,8 +27,8 @@ from perdure.protocol.states import (
 from perdure.service.artifacts import list_artifacts, read_content
 from perdure.service.base import Service
 from perdure.service.principal import LOCAL
-from perdure.store.commits import CancelWish
-from perdure.store.ports import RunFilter
+from perdure.store.reader import RunFilter
+from perdure.store.requests import CancelWish
 from perdure.testing.embedded import Embedded, call, calls, scripted, unasked
 from perdure.testing.tools import ToolZoo
 from perdure.tools import ToolContext, tool

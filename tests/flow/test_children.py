@@ -31,7 +31,7 @@ from perdure.protocol.states import (
     SideEffect,
     WaitingOn,
 )
-from perdure.store.ports import RunFilter
+from perdure.store.reader import RunFilter
 from perdure.testing.embedded import SETTINGS, Embedded, call, calls, scripted, unasked
 from perdure.testing.tools import ToolZoo
 from perdure.tools import agent_as_tool

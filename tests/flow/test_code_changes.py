@@ -18,8 +18,8 @@ from perdure.protocol.failures import FailureCode
 from perdure.protocol.policies import RetryPolicy
 from perdure.protocol.runs import status_of
 from perdure.protocol.states import Answer, RunState, RunStatus
-from perdure.store.commits import AgentRegistration
-from perdure.store.ports import RunFilter
+from perdure.store.reader import RunFilter
+from perdure.store.requests import AgentRegistration
 from perdure.testing.embedded import Embedded, scripted
 from perdure.testing.tools import ToolZoo
 from tests.flow.test_code_agents import answer_of, failure_of

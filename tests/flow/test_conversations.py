@@ -28,7 +28,7 @@ from perdure.protocol.messages import Message, TextPart
 from perdure.protocol.states import Answer, RunState
 from perdure.service.base import Service
 from perdure.service.trees import interrupts_in_tree
-from perdure.store.ports import RunFilter
+from perdure.store.reader import RunFilter
 from perdure.testing.embedded import SETTINGS, Embedded, call, scripted
 from perdure.testing.tools import ToolZoo
 from tests.flow.world import data_of, flow

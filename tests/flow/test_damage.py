@@ -16,8 +16,9 @@ from perdure.protocol.events import RepairEvent
 from perdure.protocol.failures import FailureCode
 from perdure.protocol.runs import waiting_on
 from perdure.protocol.states import Answer, ParkedOn, RunState, WaitingOn
-from perdure.store.commits import Committed, Refused, RetentionRule
-from perdure.store.ports import RunFilter
+from perdure.store.commits import Committed, Refused
+from perdure.store.reader import RunFilter
+from perdure.store.requests import RetentionRule
 from perdure.testing import builders as make
 from perdure.testing.embedded import SETTINGS, embedded, scripted
 from tests.flow.rows import Rows

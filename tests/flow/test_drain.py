@@ -9,8 +9,8 @@ import pytest
 from perdure.engine.context import PlannerContext
 from perdure.protocol.decisions import Decision, Finish
 from perdure.protocol.states import AttemptEnd, RunState
-from perdure.store.commits import Claimed, ClaimWant
 from perdure.store.ports import Store
+from perdure.store.requests import Claimed, ClaimWant
 from perdure.testing.embedded import call, new_worker, scripted, unasked
 from perdure.testing.tools import ToolZoo
 from tests.flow.world import flow

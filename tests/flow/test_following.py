@@ -12,8 +12,9 @@ from perdure.engine.feed import follow
 from perdure.protocol.decisions import Ask, Decision, Finish
 from perdure.protocol.errors import Invalid
 from perdure.protocol.event_views import EventView
-from perdure.protocol.events import EVENT_TYPES, StateEvent
+from perdure.protocol.events import StateEvent
 from perdure.protocol.granularity import Granularity, wanted_types
+from perdure.protocol.log import EVENT_TYPES
 from perdure.protocol.runs import RunRow
 from perdure.protocol.states import Answer, RunState
 from perdure.service.base import Service

@@ -21,15 +21,9 @@ from perdure.protocol.decisions import Ask, Finish
 from perdure.protocol.errors import IdempotencyMismatch, Invalid
 from perdure.protocol.failures import FailureCode
 from perdure.protocol.states import Answer, OnExpiry, ParkedOn, RunState
-from perdure.store.commits import (
-    AgentRegistration,
-    Busy,
-    Commit,
-    CommitResult,
-    Requeued,
-    ToolRegistration,
-)
+from perdure.store.commits import Busy, Commit, CommitResult
 from perdure.store.ports import Store
+from perdure.store.requests import AgentRegistration, Requeued, ToolRegistration
 from perdure.testing.embedded import (
     SETTINGS,
     Embedded,

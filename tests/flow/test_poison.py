@@ -11,7 +11,7 @@ from perdure.protocol.agents import AgentCard
 from perdure.protocol.decisions import Decision, Finish
 from perdure.protocol.failures import FailureCode
 from perdure.protocol.states import AttemptEnd, RunState
-from perdure.store.ports import RunFilter
+from perdure.store.reader import RunFilter
 from perdure.testing.embedded import Embedded
 from tests.flow.test_recovery import SHORT
 from tests.flow.world import flow

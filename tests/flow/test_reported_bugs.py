@@ -28,13 +28,13 @@ from perdure.protocol.events import (
     AttemptEvent,
     ChildEvent,
     CustomEvent,
-    NewEvent,
     ResultEvent,
     RetryEvent,
     StateEvent,
 )
 from perdure.protocol.failures import FailureCode
 from perdure.protocol.ids import COMMIT
+from perdure.protocol.log import NewEvent
 from perdure.protocol.policies import RetryPolicy
 from perdure.protocol.runs import status_of
 from perdure.protocol.states import (
@@ -45,9 +45,11 @@ from perdure.protocol.states import (
     RunStatus,
     ToolCallStatus,
 )
-from perdure.store.commits import Commit, Committed, Guard, HotUpdate, LeaseKey
-from perdure.store.ports import Database, InterruptFilter, RunFilter
+from perdure.store.commits import Commit, Committed, Guard, HotUpdate
+from perdure.store.ports import Database
 from perdure.store.postgres import lanes
+from perdure.store.reader import InterruptFilter, RunFilter
+from perdure.store.requests import LeaseKey
 from perdure.store.sqlite import SqliteDatabase
 from perdure.testing import process_tools
 from perdure.testing.builders import claimed, commit_of, look, note, write

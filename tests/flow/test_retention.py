@@ -16,7 +16,7 @@ from perdure.service.base import Service
 from perdure.service.branches import ForkRequest, fork
 from perdure.service.principal import LOCAL
 from perdure.store import rules
-from perdure.store.commits import RetentionRule
+from perdure.store.requests import RetentionRule
 from perdure.testing.embedded import SETTINGS, calls, scripted
 from perdure.testing.tools import ToolZoo
 from tests.flow.rows import Rows

@@ -9,11 +9,12 @@ import pytest
 from perdure.engine.context import PlannerContext
 from perdure.protocol.decisions import Ask, ChildRequest, Decision, Finish, Spawn
 from perdure.protocol.errors import Invalid
-from perdure.protocol.events import AttemptEvent, ChildEvent, RecordedEvent, StateEvent
+from perdure.protocol.events import AttemptEvent, ChildEvent, StateEvent
 from perdure.protocol.failures import FailureCode
+from perdure.protocol.log import RecordedEvent
 from perdure.protocol.runs import RunRow, next_actions, status_of, waiting_on
 from perdure.protocol.states import Answer, NextAction, RunState, RunStatus, WaitingOn
-from perdure.store.ports import RunFilter
+from perdure.store.reader import RunFilter
 from perdure.testing.embedded import SETTINGS, call, scripted
 from perdure.testing.tools import ToolZoo
 from tests.flow.test_recovery import SHORT

@@ -17,7 +17,7 @@ from perdure.service.artifacts import list_artifacts
 from perdure.service.base import Service
 from perdure.service.branches import ForkRequest, RetryRequest, fork, retry
 from perdure.service.principal import LOCAL
-from perdure.store.ports import RunFilter
+from perdure.store.reader import RunFilter
 from perdure.testing.builders import new_run
 from perdure.testing.embedded import Embedded, call, scripted
 from perdure.testing.tools import ToolZoo

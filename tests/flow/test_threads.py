@@ -28,7 +28,7 @@ from perdure.service.thread_branches import (
     list_branches,
 )
 from perdure.service.threads import get_thread
-from perdure.store.ports import RunFilter
+from perdure.store.reader import RunFilter
 from perdure.testing.embedded import Embedded, call, scripted
 from perdure.testing.tools import ToolZoo
 from tests.flow.world import data_of, flow

@@ -28,7 +28,7 @@ from perdure.protocol.topics import PUBLISHED_EVENT_NAME, SubscriptionRow, Subsc
 from perdure.service.base import Service
 from perdure.service.principal import LOCAL
 from perdure.service.topics import subscribe, unsubscribe
-from perdure.store.ports import RunFilter
+from perdure.store.reader import RunFilter
 from perdure.testing.embedded import SETTINGS, Embedded, call, scripted
 from perdure.testing.tools import ToolZoo
 from tests.flow.world import data_of, flow

@@ -23,8 +23,8 @@ from perdure.protocol.states import (
     RunState,
     RunStatus,
 )
-from perdure.store.commits import AgentRegistration, CancelWish, ClaimWant
-from perdure.store.ports import RunFilter
+from perdure.store.reader import RunFilter
+from perdure.store.requests import AgentRegistration, CancelWish, ClaimWant
 from perdure.testing.embedded import SETTINGS, Embedded, call, scripted
 from perdure.testing.tools import ToolZoo
 from tests.flow.world import data_of, flow, types

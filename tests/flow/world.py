@@ -10,7 +10,8 @@ import anyio
 from perdure.engine.core import EngineSettings
 from perdure.engine.ports import ApprovalNotice, HostedAgent
 from perdure.ops.verify import verify
-from perdure.protocol.events import RecordedEvent, StateEvent
+from perdure.protocol.events import StateEvent
+from perdure.protocol.log import RecordedEvent
 from perdure.protocol.runs import RunRow
 from perdure.store.ports import Database
 from perdure.store.postgres import PostgresDatabase

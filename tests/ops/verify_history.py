@@ -53,8 +53,8 @@ from perdure.service.base import Service
 from perdure.service.branches import ForkRequest, RetryRequest, fork, retry
 from perdure.service.principal import LOCAL
 from perdure.service.topics import subscribe
-from perdure.store.commits import CancelWish, ClaimWant
-from perdure.store.ports import RunFilter
+from perdure.store.reader import RunFilter
+from perdure.store.requests import CancelWish, ClaimWant
 from perdure.store.sqlite import SqliteDatabase
 from perdure.testing.embedded import (
     Embedded,

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from perdure.protocol.events import TYPE_NUMBER
+from perdure.protocol.log import TYPE_NUMBER
 
 FILE = Path(__file__).with_suffix(".sql")
 TYPES = {f"t_{name}": number for name, number in TYPE_NUMBER.items()}

@@ -17,13 +17,12 @@ import pytest
 from perdure.ops.reference.schemas import schemas
 from perdure.protocol.base import SCHEMA_VERSION
 from perdure.protocol.codec import encode
-from perdure.protocol.events import (
+from perdure.protocol.events import CancelEvent, StateEvent
+from perdure.protocol.log import (
     EVENT_TYPES,
-    CancelEvent,
     DamagedEvent,
     EventData,
     NewEvent,
-    StateEvent,
     Unknown,
     parse_event_data,
 )

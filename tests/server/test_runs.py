@@ -8,7 +8,7 @@ import anyio
 import pytest
 from pydantic import JsonValue
 
-from perdure.store.commits import AgentRegistration, ClaimWant
+from perdure.store.requests import AgentRegistration, ClaimWant
 from tests.server.world import World, open_world
 
 

@@ -7,9 +7,9 @@ import anyio
 import pytest
 
 from perdure.protocol.errors import Unavailable
-from perdure.protocol.events import RecordedEvent
+from perdure.protocol.log import RecordedEvent
 from perdure.protocol.states import RunState
-from perdure.store.commits import RetentionRule
+from perdure.store.requests import RetentionRule
 from perdure.testing.sse_client import SseClient, SseEvent, StreamInterrupted, follow_to_the_end
 from tests.server.world import World, open_world, value_of
 from tests.waiting import eventually

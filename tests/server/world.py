@@ -37,8 +37,9 @@ from perdure.protocol.decisions import (
     Spawn,
     ToolRequest,
 )
-from perdure.protocol.events import CustomEvent, NewEvent
+from perdure.protocol.events import CustomEvent
 from perdure.protocol.ids import COMMIT, make_id
+from perdure.protocol.log import NewEvent
 from perdure.protocol.states import InterruptKind
 from perdure.server.app import create_app
 from perdure.server.serve import Server, make_server

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from perdure.protocol.states import RunState
-from perdure.store.ports import RunFilter
+from perdure.store.reader import RunFilter
 from perdure.store.sqlite import SqliteDatabase
 from perdure.testing.builders import commit_of, note, want, write
 

@@ -17,11 +17,12 @@ from perdure.protocol.errors import Unavailable
 from perdure.protocol.ids import uuid_of
 from perdure.protocol.runs import RunRow
 from perdure.signals.local import LocalSignals
-from perdure.store.commits import Busy, CancelRequested, Claimed, Commit, CommitResult, Committed
+from perdure.store.commits import Busy, CancelRequested, Commit, CommitResult, Committed
 from perdure.store.postgres import PostgresDatabase, lanes
 from perdure.store.postgres.driver import Connection, Pool, place_of
 from perdure.store.postgres.errors import DataRefused
 from perdure.store.postgres.lanes import keep_trying
+from perdure.store.requests import Claimed
 from perdure.testing import builders as make
 from perdure.testing.conformance.base import history
 from perdure.testing.embedded import core_of

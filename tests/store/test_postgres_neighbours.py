@@ -14,15 +14,7 @@ from perdure.ops.local_postgres import LocalPostgres
 from perdure.protocol.errors import PerdureError, Unavailable
 from perdure.protocol.ids import uuid_of
 from perdure.signals.local import LocalSignals
-from perdure.store.commits import (
-    Busy,
-    Claimed,
-    Commit,
-    CommitResult,
-    Committed,
-    Inserted,
-    NewRun,
-)
+from perdure.store.commits import Busy, Commit, CommitResult, Committed
 from perdure.store.memory import MemoryDatabase
 from perdure.store.ports import Store
 from perdure.store.postgres import PostgresDatabase, admission, lanes
@@ -30,6 +22,7 @@ from perdure.store.postgres.admission import Admission
 from perdure.store.postgres.driver import SETTINGS
 from perdure.store.postgres.errors import Trouble, trouble_of
 from perdure.store.postgres.lanes import Lane, keep_trying
+from perdure.store.requests import Claimed, Inserted, NewRun
 from perdure.testing import builders as make
 from perdure.testing.embedded import core_of
 from perdure.testing.proxy import flaky_proxy

@@ -17,7 +17,7 @@ from perdure.protocol.states import (
     ParkedOn,
     RunState,
 )
-from perdure.store import rules
+from perdure.store import beginning, keeping, rules
 from perdure.store.commits import (
     Behind,
     CancelRequested,
@@ -26,8 +26,8 @@ from perdure.store.commits import (
     Committed,
     LeaseLost,
     Refused,
-    RetentionRule,
 )
+from perdure.store.requests import RetentionRule
 from perdure.testing.builders import (
     EXECUTING,
     FAILED,
@@ -54,8 +54,8 @@ HOUR = timedelta(hours=1)
 def row_of(*, run_s: float | None = None) -> RunRow:
     """Return a run that was just inserted."""
     new = new_run(run_s=run_s)
-    hot = rules.first_hot(new, START, queued=False)
-    return RunRow(facts=rules.first_facts(new, START), hot=hot)
+    hot = beginning.first_hot(new, START, queued=False)
+    return RunRow(facts=beginning.first_facts(new, START), hot=hot)
 
 
 def held_row(*, run_s: float | None = None) -> RunRow:
@@ -385,7 +385,7 @@ def test_one_history_goes_at_least_and_no_more_than_fit(monkeypatch: pytest.Monk
     """R-6.8."""
     monkeypatch.setattr(rules, "EVENTS_AT_ONCE", 10)
     sizes = [[], [99], [99, 1], [4, 6, 1], [4, 6]]
-    assert [rules.histories_at_once(each) for each in sizes] == [0, 1, 1, 2, 2]
-    assert rules.shortest_keep_s([]) is None
+    assert [keeping.histories_at_once(each) for each in sizes] == [0, 1, 1, 2, 2]
+    assert keeping.shortest_keep_s([]) is None
     kept = RetentionRule(state=FAILED, older_than_s=None)
-    assert rules.shortest_keep_s([kept, replace(kept, older_than_s=9), kept]) == 9
+    assert keeping.shortest_keep_s([kept, replace(kept, older_than_s=9), kept]) == 9

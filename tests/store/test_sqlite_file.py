@@ -15,9 +15,10 @@ import pytest
 
 from perdure.protocol.errors import StoreFull, Unavailable, Unreadable
 from perdure.signals.local import PolledSignals
-from perdure.store.commits import Committed, NewBlob, NewRun
+from perdure.store.commits import Committed
 from perdure.store.migrate import Migration, SchemaRefused, make_migration
-from perdure.store.ports import RunFilter
+from perdure.store.reader import RunFilter
+from perdure.store.requests import NewBlob, NewRun
 from perdure.store.sqlite import SqliteDatabase
 from perdure.store.sqlite.admission import insert_run
 from perdure.store.sqlite.connection import begin_immediate, check_version, connect

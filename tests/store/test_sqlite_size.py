@@ -6,7 +6,8 @@ from pathlib import Path
 import anyio
 
 from perdure.protocol.codec import digest
-from perdure.protocol.events import NewEvent, StepEvent
+from perdure.protocol.events import StepEvent
+from perdure.protocol.log import NewEvent
 from perdure.protocol.runs import RunRow
 from perdure.protocol.states import RunState, StepStatus, ToolCallStatus
 from perdure.store.commits import (

@@ -28,10 +28,11 @@ from hypothesis.stateful import (
 from perdure.protocol.codec import digest_bytes
 from perdure.protocol.errors import PerdureError
 from perdure.protocol.states import TERMINAL, CancelAction, RunState
-from perdure.store.commits import LeaseKey, NewBlob, RetentionRule
 from perdure.store.memory import MemoryDatabase
-from perdure.store.ports import Database, InterruptFilter, Reader, Store
+from perdure.store.ports import Database, Store
 from perdure.store.postgres import PostgresDatabase
+from perdure.store.reader import InterruptFilter, Reader
+from perdure.store.requests import LeaseKey, NewBlob, RetentionRule
 from perdure.store.sqlite import SqliteDatabase
 from perdure.testing import builders as make
 from perdure.testing.clock import START, FakeClock

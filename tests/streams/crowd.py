@@ -9,8 +9,8 @@ import anyio
 from pydantic import JsonValue
 
 from perdure.protocol.codec import decode
-from perdure.protocol.events import RecordedEvent
-from perdure.store.ports import Reader
+from perdure.protocol.log import RecordedEvent
+from perdure.store.reader import Reader
 from perdure.testing.sse_client import SseClient, SseEvent, SseStream, StreamInterrupted
 
 PAGE = 200

@@ -15,7 +15,7 @@ from typing import Any
 import anyio
 import pytest
 
-from perdure.protocol.events import RecordedEvent
+from perdure.protocol.log import RecordedEvent
 from perdure.protocol.runs import RunRow
 from perdure.server.serve import DEAD_PEER_MS
 from perdure.testing.sse_client import SseEvent, StreamInterrupted, follow_to_the_end

@@ -12,7 +12,7 @@ import httpx2
 import pytest
 
 from perdure.protocol.ids import MESSAGE, THREAD
-from perdure.store.commits import AgentRegistration
+from perdure.store.requests import AgentRegistration
 from perdure.testing.tcp_proxy import tcp_proxy
 from tests.server.world import World, free_port, open_world
 

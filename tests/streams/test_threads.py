@@ -13,7 +13,7 @@ import pytest
 
 from perdure.protocol.states import RunState
 from perdure.signals.off import NoSignals
-from perdure.store.commits import RetentionRule
+from perdure.store.requests import RetentionRule
 from perdure.testing.sse_client import SseClient, SseEvent, SseStream, StreamInterrupted
 from perdure.testing.transcript import Transcript
 from tests.server.world import World, open_world

@@ -54,7 +54,7 @@ from perdure.service.state_updates import StateRequest
 from perdure.service.tool_calls import list_tool_calls
 from perdure.service.trees import CancelManyRequest, cancel_many, runs_below
 from perdure.service.views import CheckpointDiff, CheckpointState, CheckpointView, ToolCallView
-from perdure.store.ports import InterruptFilter
+from perdure.store.reader import InterruptFilter
 
 app = typer.Typer()
 

@@ -7,11 +7,11 @@ from pydantic import JsonValue
 from perdure.engine.closing import close_run
 from perdure.engine.core import Core
 from perdure.engine.draft import Draft
-from perdure.engine.fold import OpenCall, OpenInterrupt
 from perdure.engine.ports import ToolOutcome
 from perdure.engine.results import add_result, runtime_result
 from perdure.engine.resuming import go_on
 from perdure.engine.schema import problem_with_value
+from perdure.engine.snapshot import OpenCall, OpenInterrupt
 from perdure.engine.steps import rejection
 from perdure.engine.unheld import intervene
 from perdure.protocol.codec import digest

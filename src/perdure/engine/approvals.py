@@ -12,8 +12,8 @@ from pydantic import JsonValue
 
 from perdure.engine.core import Core
 from perdure.engine.draft import Draft
-from perdure.engine.fold import APPROVAL_EVENT_NAME, OpenInterrupt
 from perdure.engine.resuming import time_left_s
+from perdure.engine.snapshot import APPROVAL_EVENT_NAME, OpenInterrupt
 from perdure.engine.unheld import intervene
 from perdure.protocol.errors import Conflict, Forbidden, Gone, Invalid, NotFound
 from perdure.protocol.events import CustomEvent

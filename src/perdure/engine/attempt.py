@@ -31,11 +31,12 @@ from perdure.engine.draft import Draft
 from perdure.engine.effects import Effects
 from perdure.engine.held import Surroundings
 from perdure.engine.inheriting import taken_over
+from perdure.engine.judging import Judge
 from perdure.engine.lease import Lease, LeaseGone, Stop
 from perdure.engine.limits import before_planning
 from perdure.engine.load import Damaged, catch_up, load_view
 from perdure.engine.optimism import conflict_of, guard_end
-from perdure.engine.planning import Judge, draft_decision, draft_inherited, draft_model_uses
+from perdure.engine.planning import draft_decision, draft_inherited, draft_model_uses
 from perdure.engine.ports import AuthorError, HostedAgent, Planner, PlannerFailure, PlannerSession
 from perdure.engine.replies import Replies
 from perdure.engine.sessions import session_of
@@ -56,15 +57,8 @@ from perdure.protocol.states import (
     RunState,
     Transition,
 )
-from perdure.store.commits import (
-    Behind,
-    CancelRequested,
-    Commit,
-    Committed,
-    LeaseLost,
-    Refused,
-    TimerKind,
-)
+from perdure.store.commits import Behind, CancelRequested, Commit, Committed, LeaseLost, Refused
+from perdure.store.requests import TimerKind
 
 ATTEMPT_RETRY = RetryPolicy(attempts_max=20, backoff_s=1.0, backoff_max_s=60.0)
 log = logging.getLogger(__name__)

@@ -13,8 +13,8 @@ from pydantic import JsonValue
 
 from perdure.engine.core import Core
 from perdure.engine.draft import Draft
-from perdure.engine.fold import OpenCall
 from perdure.engine.resuming import go_on
+from perdure.engine.snapshot import OpenCall
 from perdure.engine.unheld import intervene
 from perdure.engine.view import RunView
 from perdure.protocol.breakpoints import BREAKPOINTS_EVENT_NAME, Breakpoint, Point

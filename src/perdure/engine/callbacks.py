@@ -12,17 +12,18 @@ from pydantic import JsonValue
 
 from perdure.engine.core import Core
 from perdure.engine.draft import Draft
-from perdure.engine.fold import OpenCall
 from perdure.engine.journal import STEP_TOOLS
 from perdure.engine.ports import ToolOutcome
 from perdure.engine.results import add_result
 from perdure.engine.resuming import time_left_s
 from perdure.engine.schema import problem_with_value
+from perdure.engine.snapshot import OpenCall
 from perdure.engine.steps import waits_for_callbacks, waits_for_children
 from perdure.engine.unheld import intervene
 from perdure.engine.values import keep
 from perdure.protocol.errors import AlreadyAnswered, Conflict, Gone, Invalid, NotFound
-from perdure.protocol.events import DamagedEvent, ResultEvent, TimeoutEvent
+from perdure.protocol.events import ResultEvent, TimeoutEvent
+from perdure.protocol.log import DamagedEvent
 from perdure.protocol.records import ToolCallRow
 from perdure.protocol.runs import RunRow
 from perdure.protocol.states import (
@@ -33,7 +34,8 @@ from perdure.protocol.states import (
     is_open,
 )
 from perdure.protocol.tools import ToolResult, read_spec
-from perdure.store.commits import CallUpdate, LateResult
+from perdure.store.commits import CallUpdate
+from perdure.store.requests import LateResult
 
 
 @dataclass(frozen=True, slots=True)

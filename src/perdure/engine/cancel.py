@@ -12,8 +12,8 @@ from perdure.protocol.errors import Conflict, NotFound, PerdureError
 from perdure.protocol.runs import RunRow
 from perdure.protocol.states import ParkedOn
 from perdure.signals.ports import CANCEL_TOPIC, run_topic
-from perdure.store.commits import CancelWish, TimerKind
-from perdure.store.ports import RunFilter
+from perdure.store.reader import RunFilter
+from perdure.store.requests import CancelWish, TimerKind
 
 log = logging.getLogger(__name__)
 

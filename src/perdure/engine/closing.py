@@ -11,9 +11,9 @@ from pydantic import JsonValue
 
 from perdure.engine.core import Core
 from perdure.engine.draft import Draft
-from perdure.engine.fold import OpenCall, is_side_effect
 from perdure.engine.ports import LocalStep, Place, ToolInvocation, ToolOutcome, ToolRunner
 from perdure.engine.results import add_result, runtime_result
+from perdure.engine.snapshot import OpenCall, is_side_effect
 from perdure.engine.view import RunView
 from perdure.protocol.events import ErrorEvent, ResumeEvent
 from perdure.protocol.failures import Failure, FailureCode, Stage

@@ -38,7 +38,8 @@ from perdure.protocol.runs import RunRow
 from perdure.protocol.schema import Incompatible
 from perdure.protocol.states import TERMINAL, ParkedOn, ToolCallStatus
 from perdure.protocol.tools import ToolResult, ToolSpec
-from perdure.store.commits import Committed, TimerKind
+from perdure.store.commits import Committed
+from perdure.store.requests import TimerKind
 
 _Ended = Literal["succeeded", "failed", "unknown"]
 

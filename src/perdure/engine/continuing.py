@@ -17,7 +17,7 @@ from perdure.protocol.codec import digest
 from perdure.protocol.errors import PerdureError, StoreFull, Unavailable
 from perdure.protocol.runs import RunRow
 from perdure.protocol.states import CancelAction
-from perdure.store.commits import CancelWish
+from perdure.store.requests import CancelWish
 
 log = logging.getLogger(__name__)
 

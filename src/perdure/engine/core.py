@@ -7,8 +7,9 @@ from perdure.engine.directory import AgentDirectory
 from perdure.engine.live import LiveHub
 from perdure.engine.ports import Chance, Clock, Ids
 from perdure.signals.ports import Signals
-from perdure.store.commits import RetentionRule
-from perdure.store.ports import Reader, Store
+from perdure.store.ports import Store
+from perdure.store.reader import Reader
+from perdure.store.requests import RetentionRule
 from perdure.telemetry.metrics import Metrics
 
 

@@ -2,7 +2,7 @@
 
 from perdure.engine.ports import Clock
 from perdure.protocol.agents import AgentCard, read_card
-from perdure.store.ports import Reader
+from perdure.store.reader import Reader
 
 REMEMBERED_S = 2.0
 

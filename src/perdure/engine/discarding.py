@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 from perdure.engine.core import Core
 from perdure.engine.draft import Draft
-from perdure.protocol.events import DamagedEvent, EventData, Unknown, ref_of
+from perdure.protocol.log import DamagedEvent, EventData, Unknown, ref_of
 from perdure.protocol.states import ArtifactStatus
 
 PAGE = 500

@@ -10,14 +10,15 @@ from typing import Literal
 
 from pydantic import JsonValue
 
-from perdure.engine.fold import snapshot_digest
 from perdure.engine.ports import Ids
+from perdure.engine.snapshot import snapshot_digest
 from perdure.engine.values import Kept, keep
 from perdure.engine.view import RunView
 from perdure.protocol.errors import TooLarge
-from perdure.protocol.events import EventData, NewEvent, StateEvent, StepEvent
+from perdure.protocol.events import StateEvent, StepEvent
 from perdure.protocol.failures import Failure
 from perdure.protocol.ids import COMMIT
+from perdure.protocol.log import EventData, NewEvent
 from perdure.protocol.records import ToolCallRow
 from perdure.protocol.states import (
     TERMINAL,
@@ -39,16 +40,15 @@ from perdure.store.commits import (
     HotUpdate,
     InterruptClose,
     NewArtifact,
-    NewBlob,
     NewCallback,
     NewCheckpoint,
     NewExecution,
     NewInterrupt,
     NewMessage,
-    NewRun,
     NoticeDue,
     StepChange,
 )
+from perdure.store.requests import NewBlob, NewRun
 
 
 @dataclass(slots=True, kw_only=True)

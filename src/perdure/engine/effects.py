@@ -10,13 +10,12 @@ from dataclasses import dataclass, field
 
 import anyio
 
+from perdure.engine.asking import request_approval
 from perdure.engine.breakpoints import is_held
 from perdure.engine.closing import invocation_of
 from perdure.engine.draft import Draft
-from perdure.engine.fold import OpenCall
 from perdure.engine.held import Finished, HeldRun
 from perdure.engine.journal import STEP_TOOLS
-from perdure.engine.planning import request_approval
 from perdure.engine.ports import LocalStep, Place, PlannerFailure, ToolOutcome
 from perdure.engine.results import (
     add_pending,
@@ -27,6 +26,7 @@ from perdure.engine.results import (
     end_execution,
     runtime_result,
 )
+from perdure.engine.snapshot import OpenCall
 from perdure.engine.spawning import draft_call_child
 from perdure.engine.steps import settle
 from perdure.engine.values import shown

@@ -17,7 +17,7 @@ import anyio
 from perdure.engine.core import Core
 from perdure.engine.live import Alignment, Ear, Fragment
 from perdure.protocol.errors import HistoryReset, NotFound
-from perdure.protocol.events import RecordedEvent
+from perdure.protocol.log import RecordedEvent
 from perdure.protocol.runs import RunRow
 from perdure.protocol.states import TERMINAL
 from perdure.signals.ports import Wakeup, end_topic, run_topic

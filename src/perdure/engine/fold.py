@@ -8,11 +8,23 @@ at the thousandth step as at the first: finished calls enter as a running hash.
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from typing import Any
 
 from pydantic import JsonValue
 
+from perdure.engine.snapshot import (
+    APPROVAL_EVENT_NAME,
+    CORRECTABLE,
+    FAILED_CALLS,
+    PENDING_EVENT_NAME,
+    STATE_EVENT_NAME,
+    OpenCall,
+    OpenChild,
+    OpenInterrupt,
+    RunSnapshot,
+    StateUpdate,
+)
 from perdure.protocol.breakpoints import BREAKPOINTS_EVENT_NAME, Breakpoint
 from perdure.protocol.codec import digest
 from perdure.protocol.events import (
@@ -25,196 +37,30 @@ from perdure.protocol.events import (
     ChildUse,
     CustomEvent,
     ErrorEvent,
-    EventData,
     HandoffEvent,
     InterruptEvent,
     ModelEvent,
     Origin,
     PlanEvent,
-    PlanItem,
     ResultEvent,
     ResumeEvent,
     RetryEvent,
     StateEvent,
     StepEvent,
     TimeoutEvent,
-    Unknown,
 )
-from perdure.protocol.failures import Failure, FailureCode
+from perdure.protocol.failures import FailureCode
 from perdure.protocol.fields import FIELD_EVENT_NAME
+from perdure.protocol.log import EventData, Unknown
 from perdure.protocol.states import (
     Answer,
-    CancelAction,
-    CancelOption,
     InterruptKind,
-    OnExpiry,
-    RunState,
-    SideEffect,
     ToolCallStatus,
     Transition,
 )
-from perdure.protocol.values import BlobRef
-
-STATE_EVENT_NAME = "perdure.state"
-"""Name of the custom event that carries a new value of the agent's own state."""
 
 STATE_UPDATE_EVENT_NAME = "perdure.state_update"
 """Name of the custom event that says who replaced the agent's own state by hand, and why."""
-
-PENDING_EVENT_NAME = "perdure.pending"
-"""Name of the custom event that says of a call that its result comes by callback, and until when."""
-
-APPROVAL_EVENT_NAME = "perdure.approval"
-"""Name of the custom event that says what happened to an open approval."""
-
-CORRECTABLE = frozenset(
-    {
-        FailureCode.TOOL_ARGUMENT_INVALID,
-        FailureCode.TOOL_NOT_FOUND,
-        FailureCode.OUTPUT_INVALID,
-    }
-)
-
-FAILED_CALLS = frozenset({ToolCallStatus.FAILED, ToolCallStatus.TIMED_OUT, ToolCallStatus.DENIED})
-"""Outcomes of calls that a redrive makes anew."""
-
-
-@dataclass(slots=True, kw_only=True)
-class OpenCall:
-    """A tool call without a result. `args` are the effective ones (edited or as requested)."""
-
-    tool_call_id: str
-    planner_call_id: str | None
-    step_index: int
-    ordinal: int
-    tool: str
-    version: str | None
-    args: JsonValue
-    args_ref: BlobRef | None
-    args_digest: str
-    effect_key: str
-    side_effect: SideEffect | None
-    repeatable: bool
-    status: ToolCallStatus
-    approval_id: str | None = None
-    may_have_happened: bool = False
-    approved_definition: str | None = None
-    failed_executions: int = 0
-    outcome_retry_id: str | None = None
-    position: str | None = None
-    by_callback: bool = False
-    """It waits for its callback. (A call whose child runs is `pending` too.)"""
-    overdue: bool = False
-    """Its callback did not come in time: what became of it is to be found out (R-5.7)."""
-    external_ref: str | None = None
-    wait_s: float = 0.0
-
-
-@dataclass(slots=True, kw_only=True)
-class OpenInterrupt:
-    """A question without an answer."""
-
-    interrupt_id: str
-    kind: InterruptKind
-    tool_call_id: str | None
-    key: str | None
-    on_expiry: OnExpiry
-    answer_schema: dict[str, JsonValue] | None = None
-    approvers: tuple[str, ...] = ()
-    position: str | None = None
-    notifies: bool = False
-    escalate_after_s: float | None = None
-    """None also once it was escalated."""
-    escalate_to: tuple[str, ...] = ()
-    told: bool = False
-    """Those who may decide now were told."""
-    not_told: int = 0
-    """How often in a row that has failed."""
-
-
-@dataclass(slots=True, kw_only=True)
-class OpenChild:
-    """A child that is not detached and whose result is not in the log. `use` is kept for it."""
-
-    child_run_id: str
-    awaited: bool
-    tool_call_id: str | None
-    use: ChildUse
-
-
-@dataclass(frozen=True, slots=True)
-class StateUpdate:
-    """An update of the agent's own state by hand: where it stands, and what was wanted."""
-
-    seq: int
-    fingerprint: str
-
-
-@dataclass(slots=True, kw_only=True)
-class RunSnapshot:
-    """What a run's log says of the run. Changed in place by `fold`, one event at a time.
-
-    `step_calls` are all calls of the open step, each with where it stands. `inherited` are calls
-    that a run with an origin has to make anew before its planner is asked; `first_step` is the
-    first step of its own.
-    """
-
-    state: RunState = RunState.PENDING
-    code: FailureCode | None = None
-    step_index: int = 0
-    first_step: int = 0
-    step_open: bool = False
-    step_first_seq: int | None = None
-    last_seq: int = 0
-    attempt: int = 0
-    cancel_epoch: int = 0
-    cancelled_by: str | None = None
-    cancel_reason: str | None = None
-    cancel_action: CancelAction | None = None
-    cancel_options: CancelOption = CancelOption.NONE
-    open_calls: dict[str, OpenCall] = field(default_factory=dict[str, OpenCall])
-    open_interrupts: dict[str, OpenInterrupt] = field(default_factory=dict[str, OpenInterrupt])
-    step_calls: dict[str, OpenCall] = field(default_factory=dict[str, OpenCall])
-    answered_in_step: bool = False
-    inherited: dict[str, OpenCall] = field(default_factory=dict[str, OpenCall])
-    open_children: dict[str, OpenChild] = field(default_factory=dict[str, OpenChild])
-    children_use: ChildUse | None = None
-    detached_children: int = 0
-    """How many detached children the run has started; those of an origin do not count."""
-    writes: dict[str, JsonValue] = field(default_factory=dict[str, JsonValue])
-    """Writes of declared state fields, by position; `fields.held` says what they come to."""
-    participants: dict[str, str] = field(default_factory=dict[str, str])
-    """The thread of each participant, by name."""
-    agent: tuple[str, str] | None = None
-    ending: Failure | None = None
-    finished_calls: int = 0
-    history: str = ""
-    plan: tuple[PlanItem, ...] = ()
-    plan_revision: int = 0
-    model_calls: int = 0
-    tool_calls: int = 0
-    input_tokens: int = 0
-    output_tokens: int = 0
-    context_tokens: int = 0
-    cost: float = 0.0
-    retries: int = 0
-    model_failures: int = 0
-    corrections: int = 0
-    invalid_in_step: bool = False
-    valid_in_step: bool = False
-    repeats: dict[str, int] = field(default_factory=dict[str, int])
-    rejected: str | None = None
-    rejected_by: str | None = None
-    rejected_reason: str | None = None
-    artifacts: dict[str, int] = field(default_factory=dict[str, int])
-    agent_state: JsonValue = None
-    agent_state_digest: str = ""
-    state_updates: dict[str, StateUpdate] = field(default_factory=dict[str, StateUpdate])
-    """Updates of the agent's own state by hand that had an idempotency key, by key."""
-    history_position: int | None = None
-    breakpoints: tuple[Breakpoint, ...] | None = None
-    passed: set[str] = field(default_factory=set[str])
-    single_step: bool = False
 
 
 def fold(snapshot: RunSnapshot, seq: int, data: EventData | Unknown) -> None:
@@ -626,50 +472,3 @@ _FOLDERS: dict[type, Callable[[RunSnapshot, Any], None]] = {
 def _chain(snapshot: RunSnapshot, *parts: str | None) -> None:
     text = "\x1f".join([snapshot.history, *[part or "" for part in parts]])
     snapshot.history = hashlib.sha256(text.encode()).hexdigest()
-
-
-def snapshot_digest(snapshot: RunSnapshot) -> str:
-    """Return the SHA-256 that a checkpoint at this place of the log carries."""
-    parts: list[object] = [
-        snapshot.last_seq,
-        snapshot.state,
-        snapshot.code,
-        snapshot.step_index,
-        snapshot.step_open,
-        snapshot.attempt,
-        snapshot.cancel_epoch,
-        snapshot.finished_calls,
-        snapshot.history,
-        snapshot.plan_revision,
-        snapshot.model_calls,
-        snapshot.tool_calls,
-        snapshot.input_tokens,
-        snapshot.output_tokens,
-        repr(snapshot.cost),
-        snapshot.retries,
-        snapshot.agent_state_digest,
-    ]
-    for item in snapshot.plan:
-        parts += ("plan", item.status, item.text)
-    for call in snapshot.open_calls.values():
-        parts += ("call", call.tool_call_id, call.status, call.args_digest, call.effect_key)
-    for question in snapshot.open_interrupts.values():
-        parts += ("interrupt", question.interrupt_id, question.kind)
-    for name, version in snapshot.artifacts.items():
-        parts += ("artifact", name, version)
-    for call in snapshot.inherited.values():
-        parts += ("inherited", call.tool_call_id, call.args_digest, call.effect_key)
-    for child in snapshot.open_children.values():
-        parts += ("child", child.child_run_id, child.awaited, child.use.model_dump_json())
-    if snapshot.children_use is not None:
-        parts += ("children_use", snapshot.children_use.model_dump_json())
-    if snapshot.agent is not None:
-        parts += ("agent", *snapshot.agent)
-    if snapshot.ending is not None:
-        parts += ("ending", snapshot.ending.code)
-    return hashlib.sha256("\x1f".join(map(str, parts)).encode()).hexdigest()
-
-
-def is_side_effect(effect: SideEffect | None) -> bool:
-    """Tell whether a tool of this class leaves something in the world."""
-    return effect is not None and effect is not SideEffect.READ

@@ -16,7 +16,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from perdure.engine.core import Core
 from perdure.protocol.errors import PerdureError
-from perdure.store.commits import LeaseKey, Renewal
+from perdure.store.requests import LeaseKey, Renewal
 
 log = logging.getLogger(__name__)
 

@@ -7,10 +7,10 @@ from typing import Literal, Protocol
 from perdure.engine.committer import Committer
 from perdure.engine.core import Core
 from perdure.engine.draft import Draft
-from perdure.engine.fold import OpenCall
+from perdure.engine.judging import Judge
 from perdure.engine.lease import Lease
-from perdure.engine.planning import Judge
 from perdure.engine.ports import PlannerSession, ToolOutcome, ToolRunner
+from perdure.engine.snapshot import OpenCall
 from perdure.engine.view import RunView
 
 

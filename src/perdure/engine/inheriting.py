@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from perdure.engine.core import Core
-from perdure.engine.fold import OpenCall
 from perdure.engine.history import load_value
+from perdure.engine.snapshot import OpenCall
 from perdure.engine.view import RunView
 from perdure.protocol.states import ToolCallStatus
 from perdure.protocol.values import Value

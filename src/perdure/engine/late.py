@@ -5,7 +5,7 @@ from perdure.engine.lease import Lease
 from perdure.engine.values import keep
 from perdure.engine.view import RunView
 from perdure.protocol.errors import TooLarge
-from perdure.store.commits import LateResult
+from perdure.store.requests import LateResult
 
 
 def late_result(item: Finished, view: RunView, lease: Lease) -> LateResult:

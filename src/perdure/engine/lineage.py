@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from perdure.protocol.records import BaseKind, MessageRow, ThreadBase
-from perdure.store.ports import Reader
+from perdure.store.reader import Reader
 
 POSITION_MAX = 2**31 - 1
 BASES_MAX = 10_000

@@ -15,7 +15,8 @@ from typing import Protocol
 
 from prometheus_client import Counter
 
-from perdure.protocol.events import DeltaEvent, RecordedEvent
+from perdure.protocol.events import DeltaEvent
+from perdure.protocol.log import RecordedEvent
 from perdure.signals.bells import Bell
 
 HEARD_CHARACTERS_MAX = 64 * 1024

@@ -3,24 +3,19 @@
 from datetime import datetime
 
 from perdure.engine.core import Core
-from perdure.engine.fold import OutOfOrder, begin_own, snapshot_digest
+from perdure.engine.fold import OutOfOrder, begin_own
 from perdure.engine.history import load_history, load_value
 from perdure.engine.origin import OriginGone, Shared, origins_of, shared_events
+from perdure.engine.snapshot import snapshot_digest
 from perdure.engine.view import Executions, RunView, view_of
 from perdure.protocol.base import SCHEMA_VERSION
 from perdure.protocol.errors import Unreadable
-from perdure.protocol.events import (
-    AttemptEvent,
-    DamagedEvent,
-    RecordedEvent,
-    RetryEvent,
-    StateEvent,
-    Unknown,
-)
+from perdure.protocol.events import AttemptEvent, RetryEvent, StateEvent
+from perdure.protocol.log import DamagedEvent, RecordedEvent, Unknown
 from perdure.protocol.runs import RunHot, RunRow
 from perdure.protocol.schema import check_version
 from perdure.protocol.states import RunState
-from perdure.store.commits import Claimed
+from perdure.store.requests import Claimed
 
 PAGE = 1000
 

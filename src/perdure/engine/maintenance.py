@@ -32,7 +32,7 @@ from perdure.protocol.base import RUNTIME_VERSION
 from perdure.protocol.errors import PerdureError, Unavailable, Unreadable
 from perdure.protocol.schema import Incompatible
 from perdure.signals.ports import QUEUE_TOPIC
-from perdure.store.commits import DueTimer, TimerKind
+from perdure.store.requests import DueTimer, TimerKind
 
 log = logging.getLogger(__name__)
 

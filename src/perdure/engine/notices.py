@@ -15,9 +15,9 @@ import anyio.abc
 from perdure.engine.approvals import flag_undecidable, leave_as_it_is, note
 from perdure.engine.core import Core
 from perdure.engine.draft import Draft
-from perdure.engine.fold import OpenInterrupt
 from perdure.engine.load import Damaged, load_view
 from perdure.engine.ports import ApprovalNotice, Notifier
+from perdure.engine.snapshot import OpenInterrupt
 from perdure.engine.unheld import intervene
 from perdure.engine.values import describe
 from perdure.engine.view import RunView

@@ -7,11 +7,13 @@ origin itself; nothing of it is copied (R-7.5). The engine and `perdure verify` 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 
-from perdure.engine.fold import FAILED_CALLS, RunSnapshot, begin_own, fold
-from perdure.protocol.events import RecordedEvent, StateEvent, StepEvent
+from perdure.engine.fold import begin_own, fold
+from perdure.engine.snapshot import FAILED_CALLS, RunSnapshot
+from perdure.protocol.events import StateEvent, StepEvent
+from perdure.protocol.log import RecordedEvent
 from perdure.protocol.runs import RunFacts
 from perdure.protocol.states import TERMINAL
-from perdure.store.ports import Reader
+from perdure.store.reader import Reader
 
 PAGE = 1000
 ORIGINS_MAX = 1000

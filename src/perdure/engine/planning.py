@@ -5,35 +5,31 @@ decision passes `plan_ready` (decision 20).
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import assert_never
 
 from pydantic import JsonValue
 
-from perdure.engine.approvals import note_opened
-from perdure.engine.core import EngineSettings
-from perdure.engine.directory import AgentDirectory
+from perdure.engine.asking import add_question, draft_ask, request_approval
 from perdure.engine.draft import Draft
-from perdure.engine.fold import STATE_EVENT_NAME, OpenCall
 from perdure.engine.journal import STEP_TOOLS
+from perdure.engine.judging import Judge
 from perdure.engine.limits import calls_left, calls_used_up, repeated
 from perdure.engine.ports import (
-    HostedAgent,
-    Policy,
     PolicyDecision,
     ProducedArtifact,
     ToolRunner,
 )
 from perdure.engine.replies import Replies
 from perdure.engine.results import add_artifact, add_result, ask_outcome, runtime_result
-from perdure.engine.schema import check_schema, problem_with_value
+from perdure.engine.schema import problem_with_value
+from perdure.engine.snapshot import STATE_EVENT_NAME, OpenCall
 from perdure.engine.spawning import await_children, draft_children, draft_handoff, draft_spawn
 from perdure.engine.steps import fail, finish_step, settle, wait_for_person
-from perdure.engine.topics import Subscriber, draft_publications, publishes
+from perdure.engine.topics import draft_publications, publishes
 from perdure.engine.values import Kept, short
 from perdure.engine.view import RunView
-from perdure.protocol.agents import AgentCard
 from perdure.protocol.codec import clean
 from perdure.protocol.decisions import (
     Ask,
@@ -56,89 +52,27 @@ from perdure.protocol.decisions import (
 from perdure.protocol.errors import Invalid, TooLarge
 from perdure.protocol.events import (
     ActionEvent,
-    ApprovalRequestEvent,
     CustomEvent,
     ErrorEvent,
-    InterruptEvent,
     ModelEvent,
     PlanEvent,
     PlanItem,
 )
 from perdure.protocol.failures import Failure, FailureCode, Stage
-from perdure.protocol.ids import INTERRUPT, MESSAGE, TOOL_CALL
+from perdure.protocol.ids import MESSAGE, TOOL_CALL
 from perdure.protocol.messages import Role
 from perdure.protocol.records import ToolCallRow
 from perdure.protocol.states import (
     AttemptEnd,
-    InterruptKind,
     ParkedOn,
     StepStatus,
     ToolCallStatus,
     Transition,
 )
 from perdure.protocol.tools import ToolSpec
-from perdure.store.commits import NewInterrupt, NewMessage
+from perdure.store.commits import NewMessage
 
 PLAN_ITEMS_MAX = 200
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Judge:
-    """What decides whether a requested call may run."""
-
-    agent: HostedAgent
-    tools: ToolRunner
-    policy: Policy
-    settings: EngineSettings = EngineSettings()
-    notifies: bool = False
-    """Approvers can be told: this process has a way to do so."""
-    cards: dict[tuple[str, str | None], AgentCard | None] = field(
-        default_factory=dict[tuple[str, str | None], AgentCard | None]
-    )
-    """Agents that a decision names, as `learn` found them registered."""
-    subscribers: list[Subscriber] = field(default_factory=list[Subscriber])
-    """Who subscribes to what a decision publishes, as `learn_subscribers` found them."""
-
-    async def learn(self, directory: AgentDirectory, decision: Decision) -> None:
-        """Look up the agents that a decision names: drafting it does not wait."""
-        named: list[tuple[str, str | None]] = []
-        match decision:
-            case Spawn():
-                named = [(child.agent_id, child.version) for child in decision.children]
-            case Handoff():
-                named = [(decision.agent_id, decision.version)]
-            case CallTools() | Operate():
-                specs = [self.spec_of(request) for request in decision.calls]
-                named = [(spec.agent, None) for spec in specs if spec is not None and spec.agent]
-                if isinstance(decision, Operate):
-                    named += [(child.agent_id, child.version) for child in decision.children]
-            case _:
-                pass
-        await self._look_up(directory, named)
-
-    async def learn_open(self, directory: AgentDirectory, view: RunView) -> None:
-        """Look up the agents of calls that can be made now."""
-        specs = [self.tools.find(call.tool, call.version) for call in view.runnable_calls()]
-        named = [(spec.agent, None) for spec in specs if spec is not None and spec.agent]
-        await self._look_up(directory, named)
-
-    async def _look_up(
-        self, directory: AgentDirectory, named: Iterable[tuple[str, str | None]]
-    ) -> None:
-        for agent_id, version in named:
-            self.cards[agent_id, version] = await directory.find(agent_id, version)
-
-    def spec_of(self, request: ToolRequest) -> ToolSpec | None:
-        """Return the tool an agent means, when it is granted; its grant may pin the version."""
-        for grant in self.agent.grants:
-            if grant.name == request.tool:
-                return self.tools.find(request.tool, grant.version or request.version)
-        return None
-
-    def granted(self) -> list[ToolSpec]:
-        """Return the tools the planner may ask for."""
-        found = (self.tools.find(grant.name, grant.version) for grant in self.agent.grants)
-        return [spec for spec in found if spec is not None]
 
 
 def draft_decision(
@@ -155,7 +89,7 @@ def draft_decision(
         case Finish():
             _draft_finish(draft, decision, spoken if _is_spoken(decision) else None)
         case Ask():
-            _draft_ask(draft, decision)
+            draft_ask(draft, decision)
         case Operate():
             _draft_operations(draft, decision, judge)
         case UpdatePlan():
@@ -306,7 +240,7 @@ def _draft_operations(draft: Draft, decision: Operate, judge: Judge) -> None:
             return
     draft_children(draft, decision.children, judge.cards, judge.settings, wait=True)
     for ask in decision.asks:
-        _add_question(draft, ask)
+        add_question(draft, ask)
     if decision.calls or decision.children:
         return
     if decision.for_person and draft.view.snapshot.open_interrupts:
@@ -491,89 +425,6 @@ def effect_key(view: RunView, tool_call_id: str, tool: str, version: str | None)
     """Return the key of a side effect: from run, call, tool and version (R-5.6, decision 28)."""
     text = "\x1f".join((view.facts.run_id, tool_call_id, tool, version or ""))
     return f"eff_{hashlib.sha256(text.encode()).hexdigest()[:32]}"
-
-
-def request_approval(
-    draft: Draft, tool_call_id: str, spec: ToolSpec, decision: PolicyDecision, judge: Judge
-) -> None:
-    """Draft the question whether a call may run, bound to its tool and arguments (R-8.3)."""
-    call = draft.view.snapshot.open_calls[tool_call_id]
-    expires_in_s = decision.expires_in_s or draft.view.facts.options.timeouts.approval_s
-    interrupt_id = draft.ids.new(INTERRUPT)
-    seq = draft.add(
-        ApprovalRequestEvent(
-            approval_id=interrupt_id,
-            tool_call_id=tool_call_id,
-            title=f"May {draft.view.agent_id} run {spec.name}?",
-            requested_actions=(
-                {
-                    "tool_call_id": tool_call_id,
-                    "tool": spec.name,
-                    "version": spec.version,
-                    "side_effect": spec.side_effect,
-                    "args_digest": call.args_digest,
-                },
-            ),
-            risk=spec.risk,
-            reason=short(decision.reason),
-            args_digest=call.args_digest,
-            definition_digest=spec.definition_digest,
-            approvers=decision.approvers,
-            on_expiry=decision.on_expiry,
-            notifies=judge.notifies,
-            escalate_after_s=decision.escalate_after_s,
-            escalate_to=decision.escalate_to,
-        )
-    )
-    note_opened(draft, interrupt_id, judge.settings.principals)
-    draft.new_interrupts.append(
-        NewInterrupt(
-            interrupt_id=interrupt_id,
-            kind=InterruptKind.APPROVAL,
-            opened_seq=seq,
-            tool_call_id=tool_call_id,
-            args_digest=call.args_digest,
-            definition_digest=spec.definition_digest,
-            expires_in_s=expires_in_s,
-            on_expiry=decision.on_expiry,
-        )
-    )
-
-
-def _draft_ask(draft: Draft, decision: Ask) -> None:
-    _add_question(draft, decision)
-    settle(draft, retry_in_s=None)
-
-
-def _add_question(draft: Draft, decision: Ask) -> None:
-    if decision.answer_schema is not None:
-        check_schema(decision.answer_schema)
-    payload = draft.keep(clean(decision.payload))
-    interrupt_id = draft.ids.new(INTERRUPT)
-    expires = decision.expires_in
-    seq = draft.add(
-        InterruptEvent(
-            interrupt_id=interrupt_id,
-            kind=decision.ask,
-            key=decision.key,
-            title=decision.title,
-            payload=payload.inline,
-            payload_ref=payload.ref,
-            answer_schema=decision.answer_schema,
-            on_expiry=decision.on_expiry,
-            position=decision.position,
-        )
-    )
-    draft.new_interrupts.append(
-        NewInterrupt(
-            interrupt_id=interrupt_id,
-            kind=decision.ask,
-            opened_seq=seq,
-            key=decision.key,
-            expires_in_s=expires.total_seconds() if expires is not None else None,
-            on_expiry=decision.on_expiry,
-        )
-    )
 
 
 def _draft_finish(draft: Draft, decision: Finish, spoken: str | None) -> None:

@@ -5,8 +5,8 @@ from typing import Literal
 from pydantic import JsonValue
 
 from perdure.engine.draft import Draft
-from perdure.engine.fold import PENDING_EVENT_NAME, OpenCall
 from perdure.engine.ports import ProducedArtifact, ToolOutcome
+from perdure.engine.snapshot import PENDING_EVENT_NAME, OpenCall
 from perdure.engine.values import short
 from perdure.protocol.codec import digest_bytes
 from perdure.protocol.errors import TooLarge
@@ -21,14 +21,8 @@ from perdure.protocol.failures import Failure, FailureCode, Stage
 from perdure.protocol.ids import ARTIFACT, INTERRUPT
 from perdure.protocol.states import Answer, InterruptKind, ToolCallStatus
 from perdure.protocol.tools import ToolResult
-from perdure.store.commits import (
-    CallUpdate,
-    ExecutionEnd,
-    NewArtifact,
-    NewBlob,
-    NewCallback,
-    NewInterrupt,
-)
+from perdure.store.commits import CallUpdate, ExecutionEnd, NewArtifact, NewCallback, NewInterrupt
+from perdure.store.requests import NewBlob
 
 ResultSource = Literal["tool", "lookup", "person", "runtime", "policy", "callback", "child"]
 

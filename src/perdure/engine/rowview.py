@@ -5,14 +5,14 @@ so no planner may be asked upon it and no checkpoint written.
 """
 
 from perdure.engine.core import Core
-from perdure.engine.fold import OpenCall, OpenChild, OpenInterrupt
+from perdure.engine.snapshot import OpenCall, OpenChild, OpenInterrupt
 from perdure.engine.view import Executions, RunView, view_of
 from perdure.protocol.events import ChildUse
 from perdure.protocol.records import ToolCallRow
 from perdure.protocol.runs import RunRow
 from perdure.protocol.states import InterruptStatus, RunState, ToolCallStatus, is_open
-from perdure.store.commits import TimerKind
-from perdure.store.ports import InterruptFilter, RunFilter
+from perdure.store.reader import InterruptFilter, RunFilter
+from perdure.store.requests import TimerKind
 
 PAGE = 1000
 

@@ -12,10 +12,10 @@ from pydantic import JsonValue
 
 from perdure.engine.core import EngineSettings
 from perdure.engine.draft import Draft
-from perdure.engine.fold import OpenCall
 from perdure.engine.limits import share_for_child
 from perdure.engine.results import add_result, runtime_result
 from perdure.engine.schema import check_schema, problem_with_value
+from perdure.engine.snapshot import OpenCall
 from perdure.engine.steps import finish_step, settle
 from perdure.engine.values import keep, shown
 from perdure.protocol.agents import AgentCard
@@ -23,22 +23,17 @@ from perdure.protocol.base import RUNTIME_VERSION
 from perdure.protocol.codec import clean, digest
 from perdure.protocol.decisions import ChildRequest, Handoff, Spawn
 from perdure.protocol.errors import Invalid, TooLarge
-from perdure.protocol.events import (
-    ChildEvent,
-    ChildUse,
-    ErrorEvent,
-    HandoffEvent,
-    NewEvent,
-    StateEvent,
-)
+from perdure.protocol.events import ChildEvent, ChildUse, ErrorEvent, HandoffEvent, StateEvent
 from perdure.protocol.failures import Failure, FailureCode, Stage
 from perdure.protocol.ids import MESSAGE, RUN, THREAD
+from perdure.protocol.log import NewEvent
 from perdure.protocol.policies import Budget
 from perdure.protocol.runs import RunOptions
 from perdure.protocol.states import AttemptEnd, RunState, ToolCallStatus
 from perdure.protocol.tools import ToolSpec
 from perdure.protocol.values import Value
-from perdure.store.commits import CallUpdate, NewRun
+from perdure.store.commits import CallUpdate
+from perdure.store.requests import NewRun
 
 Cards = Mapping[tuple[str, str | None], AgentCard | None]
 

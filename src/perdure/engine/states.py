@@ -7,8 +7,8 @@ from pydantic import JsonValue
 from pydantic_core import to_jsonable_python
 
 from perdure.engine.core import Core
-from perdure.engine.fold import RunSnapshot
 from perdure.engine.load import load_past
+from perdure.engine.snapshot import RunSnapshot
 from perdure.protocol.fields import held
 from perdure.protocol.runs import RunRow
 

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from perdure.engine.breakpoints import open_due
 from perdure.engine.closing import close_run, end_transition
 from perdure.engine.draft import Draft
-from perdure.engine.fold import RunSnapshot
 from perdure.engine.ports import ToolOutcome
+from perdure.engine.snapshot import RunSnapshot
 from perdure.protocol.failures import Failure, FailureCode, Stage
 from perdure.protocol.states import (
     AttemptEnd,

@@ -19,13 +19,14 @@ from perdure.protocol.errors import (
     PerdureError,
     Unavailable,
 )
-from perdure.protocol.events import NewEvent, StateEvent
+from perdure.protocol.events import StateEvent
 from perdure.protocol.ids import MESSAGE, RUN, THREAD, hex_of
+from perdure.protocol.log import NewEvent
 from perdure.protocol.runs import START_AFTER_MAX_S, Caller, RunContext, RunOptions, RunRow
 from perdure.protocol.states import RunState
 from perdure.protocol.values import METADATA_BYTES_MAX, Value
 from perdure.signals.ports import QUEUE_TOPIC, run_topic, thread_topic
-from perdure.store.commits import Inserted, NewRun
+from perdure.store.requests import Inserted, NewRun
 from perdure.store.rules import after
 
 

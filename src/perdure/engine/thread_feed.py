@@ -24,11 +24,11 @@ from perdure.engine.core import Core
 from perdure.engine.feed import Cursor, follow
 from perdure.engine.live import Fragment
 from perdure.protocol.errors import HistoryReset, Malformed
-from perdure.protocol.events import RecordedEvent
+from perdure.protocol.log import RecordedEvent
 from perdure.protocol.runs import RunRow
 from perdure.protocol.states import TERMINAL
 from perdure.signals.ports import thread_topic
-from perdure.store.ports import PlacedRun
+from perdure.store.reader import PlacedRun
 
 OPEN_RUNS_MAX = 1000
 """Runs followed at once; further ones are taken up as these end."""

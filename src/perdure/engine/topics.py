@@ -21,14 +21,15 @@ from perdure.protocol.agents import AgentCard
 from perdure.protocol.base import RUNTIME_VERSION
 from perdure.protocol.codec import clean, digest
 from perdure.protocol.decisions import DecisionBase, Finish, Publish
-from perdure.protocol.events import ChildEvent, CustomEvent, NewEvent, StateEvent
+from perdure.protocol.events import ChildEvent, CustomEvent, StateEvent
 from perdure.protocol.failures import Failure, FailureCode, Stage
 from perdure.protocol.ids import MESSAGE, RUN
+from perdure.protocol.log import NewEvent
 from perdure.protocol.runs import RunContext, RunFacts, RunOptions
 from perdure.protocol.states import RunState
 from perdure.protocol.topics import PUBLISHED_EVENT_NAME, SubscriptionRow
 from perdure.protocol.values import Value
-from perdure.store.commits import NewRun
+from perdure.store.requests import NewRun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

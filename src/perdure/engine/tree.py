@@ -29,19 +29,21 @@ from perdure.engine.core import Core
 from perdure.engine.counting import count_draft
 from perdure.engine.discarding import content_to_discard
 from perdure.engine.draft import Draft
-from perdure.engine.fold import RunSnapshot, add_use
+from perdure.engine.fold import add_use
 from perdure.engine.load import Damaged, load_view
 from perdure.engine.ports import ToolOutcome, ToolRunner
 from perdure.engine.results import add_result
 from perdure.engine.resuming import time_left_s
 from perdure.engine.rowview import view_from_rows
+from perdure.engine.snapshot import RunSnapshot
 from perdure.engine.steps import waits_for_children
 from perdure.engine.undoing import Undoing, asks_to_compensate, read_undoing
 from perdure.engine.unheld import intervene, unheld_draft
 from perdure.engine.view import RunView
 from perdure.protocol.errors import PerdureError, Unreadable
-from perdure.protocol.events import ChildEvent, ChildUse, DamagedEvent, StateEvent, TimeoutEvent
+from perdure.protocol.events import ChildEvent, ChildUse, StateEvent, TimeoutEvent
 from perdure.protocol.failures import Failure, FailureCode, Stage
+from perdure.protocol.log import DamagedEvent
 from perdure.protocol.runs import RunFacts, RunRow
 from perdure.protocol.schema import Incompatible
 from perdure.protocol.states import (
@@ -55,8 +57,9 @@ from perdure.protocol.states import (
 from perdure.protocol.tools import ToolResult
 from perdure.protocol.values import BlobRef
 from perdure.signals.ports import CANCEL_TOPIC
-from perdure.store.commits import CancelWish, Committed, NewBlob, TimerKind
-from perdure.store.ports import RunFilter
+from perdure.store.commits import Committed
+from perdure.store.reader import RunFilter
+from perdure.store.requests import CancelWish, NewBlob, TimerKind
 
 log = logging.getLogger(__name__)
 

@@ -12,25 +12,24 @@ from datetime import datetime, timedelta
 from pydantic import JsonValue, ValidationError
 
 from perdure.engine.core import Core
-from perdure.engine.fold import is_side_effect
 from perdure.engine.history import load_value
+from perdure.engine.snapshot import is_side_effect
 from perdure.protocol.codec import digest
 from perdure.protocol.events import (
     ActionEvent,
     CancelEvent,
     CompensationEvent,
-    EventData,
     ResultEvent,
     ResumeEvent,
-    Unknown,
 )
 from perdure.protocol.failures import FailureCode
+from perdure.protocol.log import EventData, Unknown
 from perdure.protocol.records import ToolCallRow
 from perdure.protocol.runs import RunFacts, RunRow
 from perdure.protocol.states import TERMINAL, CancelOption, ToolCallStatus
 from perdure.protocol.tools import ToolSpec
 from perdure.protocol.values import Value
-from perdure.store.ports import InterruptFilter, RunFilter
+from perdure.store.reader import InterruptFilter, RunFilter
 
 PAGE = 500
 REPORTED_MAX = 1000

@@ -13,7 +13,7 @@ from perdure.protocol.values import (
     PREVIEW_CHARACTERS,
     BlobRef,
 )
-from perdure.store.commits import NewBlob
+from perdure.store.requests import NewBlob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

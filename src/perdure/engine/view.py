@@ -17,8 +17,9 @@ from perdure.engine.context import (
     PlannerContext,
     Turn,
 )
-from perdure.engine.fold import CORRECTABLE, OpenCall, RunSnapshot, fold
+from perdure.engine.fold import fold
 from perdure.engine.journal import Journal
+from perdure.engine.snapshot import CORRECTABLE, OpenCall, RunSnapshot
 from perdure.engine.values import shown
 from perdure.protocol.events import (
     ActionEvent,
@@ -27,7 +28,6 @@ from perdure.protocol.events import (
     ChildEvent,
     CustomEvent,
     ErrorEvent,
-    EventData,
     HandoffEvent,
     InterruptEvent,
     ModelEvent,
@@ -35,9 +35,9 @@ from perdure.protocol.events import (
     ResultEvent,
     ResumeEvent,
     StateEvent,
-    Unknown,
 )
 from perdure.protocol.failures import Failure
+from perdure.protocol.log import EventData, Unknown
 from perdure.protocol.messages import Message
 from perdure.protocol.runs import Counters, RunFacts, RunRow
 from perdure.protocol.states import Answer, InterruptKind, ToolCallStatus

@@ -25,12 +25,12 @@ from perdure.engine.core import Core
 from perdure.engine.heartbeat import Heartbeat
 from perdure.engine.held import Finished, Surroundings
 from perdure.engine.incompatible import VersionGone, end_incompatible
+from perdure.engine.judging import Judge
 from perdure.engine.late import late_result
 from perdure.engine.lease import Lease, LeaseGone, Stop
 from perdure.engine.load import Damaged, load_claimed
 from perdure.engine.maintenance import Maintenance
 from perdure.engine.notices import Notices
-from perdure.engine.planning import Judge
 from perdure.engine.ports import AgentCatalog, Notifier, Policy, ToolRunner
 from perdure.engine.retention import Retention
 from perdure.engine.view import RunView
@@ -41,7 +41,7 @@ from perdure.protocol.errors import PerdureError, StoreFull, Unavailable
 from perdure.protocol.ids import WORKER
 from perdure.protocol.schema import Incompatible
 from perdure.signals.ports import CANCEL_TOPIC, QUEUE_TOPIC, Wakeup
-from perdure.store.commits import (
+from perdure.store.requests import (
     AgentRegistration,
     Claimed,
     ClaimWant,

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 
 from perdure.protocol.errors import Invalid
-from perdure.protocol.events import EVENT_TYPES
+from perdure.protocol.log import EVENT_TYPES
 
 
 class Granularity(StrEnum):

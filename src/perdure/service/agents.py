@@ -6,7 +6,7 @@ from perdure.protocol.agents import AgentCard, AgentView, read_card
 from perdure.protocol.errors import NotFound
 from perdure.service.base import Service
 from perdure.service.principal import Principal
-from perdure.store.ports import RegisteredAgent
+from perdure.store.reader import RegisteredAgent
 
 
 async def list_agents(service: Service, principal: Principal) -> list[AgentView]:

@@ -9,7 +9,7 @@ from perdure.protocol.ids import RUN, is_id, parse_checkpoint_id
 from perdure.protocol.records import InterruptRow
 from perdure.protocol.runs import RunRow
 from perdure.service.principal import Principal
-from perdure.store.ports import Backlog, InterruptFilter, Reader
+from perdure.store.reader import Backlog, InterruptFilter, Reader
 
 PAGE_LIMIT_DEFAULT = 50
 PAGE_LIMIT_MAX = 200

@@ -6,7 +6,8 @@ from perdure.engine.fold import STATE_UPDATE_EVENT_NAME
 from perdure.engine.load import Damaged
 from perdure.engine.states import state_at
 from perdure.protocol.errors import Conflict, Gone, NotFound
-from perdure.protocol.events import CustomEvent, RecordedEvent
+from perdure.protocol.events import CustomEvent
+from perdure.protocol.log import RecordedEvent
 from perdure.protocol.records import CheckpointRow
 from perdure.protocol.runs import RunRow
 from perdure.service.base import Service, Slice, cut, known_checkpoint, own_run

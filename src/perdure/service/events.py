@@ -17,9 +17,10 @@ from perdure.protocol.base import SCHEMA_VERSION, format_time
 from perdure.protocol.codec import decode, encode
 from perdure.protocol.errors import HistoryReset, NotFound
 from perdure.protocol.event_views import DeltaData, EventView, LiveDelta
-from perdure.protocol.events import DamagedEvent, DeltaEvent, RecordedEvent, StateEvent, Unknown
+from perdure.protocol.events import DeltaEvent, StateEvent
 from perdure.protocol.failures import FailureCode
 from perdure.protocol.ids import EVENT, RUN, event_id, span_id
+from perdure.protocol.log import DamagedEvent, RecordedEvent, Unknown
 from perdure.protocol.runs import RunRow
 from perdure.protocol.states import TERMINAL, CancelAction, InterruptKind, RunState, RunStatus
 from perdure.service.base import Service, interrupts_of, own_run

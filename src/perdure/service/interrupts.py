@@ -7,7 +7,7 @@ from pydantic import Field, JsonValue
 
 from perdure.engine.answers import Reply, answer_interrupt
 from perdure.engine.approvals import delegate
-from perdure.engine.fold import APPROVAL_EVENT_NAME
+from perdure.engine.snapshot import APPROVAL_EVENT_NAME
 from perdure.protocol.base import Model
 from perdure.protocol.errors import Conflict, NotFound
 from perdure.protocol.events import (
@@ -15,10 +15,10 @@ from perdure.protocol.events import (
     ApprovalRequestEvent,
     CustomEvent,
     InterruptEvent,
-    RecordedEvent,
     ResumeEvent,
 )
 from perdure.protocol.ids import INTERRUPT
+from perdure.protocol.log import RecordedEvent
 from perdure.protocol.records import InterruptRow, ToolCallRow
 from perdure.protocol.runs import RunRow
 from perdure.protocol.states import ANSWERS, Answer, InterruptStatus
@@ -28,7 +28,7 @@ from perdure.service.tool_calls import data_of
 from perdure.service.trees import interrupts_in_tree
 from perdure.service.values import events_at, full
 from perdure.service.views import AskedAction, HandlingView, InterruptView
-from perdure.store.ports import InterruptFilter
+from perdure.store.reader import InterruptFilter
 
 _OPEN_MAX = 200
 _PAGE = 500

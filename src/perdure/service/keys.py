@@ -8,7 +8,7 @@ from perdure.protocol.codec import digest
 from perdure.protocol.errors import IdempotencyMismatch, Invalid
 from perdure.protocol.values import IDEMPOTENCY_KEY_BYTES_MAX
 from perdure.service.base import check_storable
-from perdure.store.commits import Replayed, RequestKey
+from perdure.store.requests import Replayed, RequestKey
 
 HEADER = "Idempotency-Key"
 RESERVED = "perdure."

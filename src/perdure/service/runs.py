@@ -13,9 +13,10 @@ from perdure.protocol.base import Model
 from perdure.protocol.breakpoints import BREAKPOINTS_MAX, Breakpoint
 from perdure.protocol.codec import digest
 from perdure.protocol.errors import Forbidden, Malformed
-from perdure.protocol.events import DamagedEvent, StateEvent
+from perdure.protocol.events import StateEvent
 from perdure.protocol.failures import MEANING, Failure
 from perdure.protocol.ids import INTERRUPT, THREAD
+from perdure.protocol.log import DamagedEvent
 from perdure.protocol.runs import (
     Run,
     RunBranch,
@@ -43,8 +44,8 @@ from perdure.service.principal import Principal
 from perdure.service.threads import own_thread
 from perdure.service.trees import interrupts_in_tree
 from perdure.service.values import full
-from perdure.store.commits import CancelWish
-from perdure.store.ports import InterruptFilter, RunFilter
+from perdure.store.reader import InterruptFilter, RunFilter
+from perdure.store.requests import CancelWish
 
 _OPEN_INTERRUPTS_MAX = 200
 

@@ -7,19 +7,17 @@ from perdure.protocol.events import (
     ActionEvent,
     ApprovalRequestEvent,
     ChildEvent,
-    DamagedEvent,
     GuardrailEvent,
     HandoffEvent,
     InterruptEvent,
     MessageEvent,
     ModelEvent,
     PlanEvent,
-    RecordedEvent,
     ResultEvent,
     ResumeEvent,
-    Unknown,
 )
 from perdure.protocol.ids import parse_step_id, span_id, step_id
+from perdure.protocol.log import DamagedEvent, RecordedEvent, Unknown
 from perdure.protocol.records import StepRow
 from perdure.protocol.runs import RunRow
 from perdure.service.base import Service, Slice, cut, own_run

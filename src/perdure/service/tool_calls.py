@@ -10,16 +10,10 @@ from perdure.engine.callbacks import call_back
 from perdure.protocol.base import Model
 from perdure.protocol.codec import clean, encode
 from perdure.protocol.errors import NotFound
-from perdure.protocol.events import (
-    ActionEvent,
-    DamagedEvent,
-    LateEvent,
-    RecordedEvent,
-    ResultEvent,
-    ResumeEvent,
-)
+from perdure.protocol.events import ActionEvent, LateEvent, ResultEvent, ResumeEvent
 from perdure.protocol.failures import Failure, FailureCode, Stage
 from perdure.protocol.ids import TOOL_CALL, step_id
+from perdure.protocol.log import DamagedEvent, RecordedEvent
 from perdure.protocol.records import ExecutionRow, InterruptRow, LateRow, ToolCallRow
 from perdure.protocol.states import ToolCallStatus
 from perdure.protocol.tools import ToolResult

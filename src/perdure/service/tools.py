@@ -6,7 +6,7 @@ from perdure.protocol.tools import read_spec
 from perdure.service.base import Service
 from perdure.service.principal import Principal
 from perdure.service.views import ToolView
-from perdure.store.ports import RegisteredTool
+from perdure.store.reader import RegisteredTool
 
 
 async def list_tools(service: Service, principal: Principal) -> list[ToolView]:

@@ -12,8 +12,8 @@ from perdure.protocol.runs import RunRow
 from perdure.protocol.states import CancelOption, InterruptStatus, RunState
 from perdure.service.base import Service, check_storable
 from perdure.service.principal import Principal
-from perdure.store.commits import CancelWish
-from perdure.store.ports import InterruptFilter, RunFilter
+from perdure.store.reader import InterruptFilter, RunFilter
+from perdure.store.requests import CancelWish
 
 TREE_MAX = 2000
 CANCELLED_AT_ONCE_MAX = 500

@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from pydantic import JsonValue
 
 from perdure.protocol.codec import decode
-from perdure.protocol.events import RecordedEvent
+from perdure.protocol.log import RecordedEvent
 from perdure.protocol.values import BlobRef
-from perdure.store.ports import Reader
+from perdure.store.reader import Reader
 
 _WINDOW = 64
 """How far apart two seqs may be to be read by one query."""

@@ -13,7 +13,7 @@ from pydantic import JsonValue
 from perdure.protocol.codec import digest
 from perdure.protocol.errors import Conflict, ThreadBusy
 from perdure.protocol.records import BaseKind, ThreadBase, ThreadRow
-from perdure.store.commits import NewRun
+from perdure.store.requests import NewRun
 
 
 def branched(new: NewRun, active: str) -> NewRun:

@@ -13,20 +13,16 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Literal
 
-from perdure.protocol.base import SCHEMA_VERSION
 from perdure.protocol.events import (
     AttemptEvent,
-    Branch,
     CancelEvent,
     LateEvent,
-    NewEvent,
     RepairEvent,
     StateEvent,
 )
 from perdure.protocol.ids import THREAD
 from perdure.protocol.policies import RetryPolicy
-from perdure.protocol.records import MessageRow, ThreadBase, ThreadRow
-from perdure.protocol.runs import RunFacts, RunHot, RunOptions
+from perdure.protocol.runs import RunHot
 from perdure.protocol.states import (
     FAULT_ENDS,
     LEGAL_PAIRS,
@@ -41,16 +37,16 @@ from perdure.protocol.states import (
 from perdure.store.commits import (
     Behind,
     CancelRequested,
-    CancelWish,
-    ClaimWant,
     Commit,
     CommitResult,
     Committed,
-    LateResult,
     LeaseLost,
-    NewRun,
     Refused,
-    RetentionRule,
+)
+from perdure.store.requests import (
+    CancelWish,
+    ClaimWant,
+    LateResult,
     TimerKind,
 )
 
@@ -251,90 +247,6 @@ def ready_at(moved: RunHot, commit: Commit, now: datetime) -> datetime | None:
 
 
 # ---------------------------------------------------------------- the other moves of a row
-
-
-def first_facts(new: NewRun, now: datetime) -> RunFacts:
-    """Return the cold row of a new run."""
-    return RunFacts(
-        run_id=new.run_id,
-        tenant_id=new.tenant_id,
-        agent_id=new.agent_id,
-        agent_version=new.agent_version,
-        thread_id=new.thread_id,
-        root_run_id=new.root_run_id or new.run_id,
-        parent_run_id=new.parent_run_id,
-        retry_of=new.retry_of,
-        forked_from=new.forked_from,
-        origin_run_id=new.origin_run_id,
-        origin_seq=new.origin_seq,
-        depth=new.depth,
-        detached=new.detached,
-        input=new.input,
-        context=new.context,
-        options=new.options,
-        caller=new.caller,
-        trace_id=new.trace_id,
-        created_at=now,
-        required_runtime=new.required_runtime,
-        schema_version=SCHEMA_VERSION,
-    )
-
-
-def first_hot(new: NewRun, now: datetime, *, queued: bool) -> RunHot:
-    """Return the hot row of a new run; `queued` behind another run of its thread.
-
-    The `wake_at` of a run that is queued and delayed is kept until its turn comes.
-    """
-    limit_s = new.options.timeouts.run_s
-    delayed = new.start_at is not None and new.start_at > now
-    start_at = new.start_at if delayed else None
-    return RunHot(
-        state=RunState.PENDING,
-        step_index=new.event.step_index,
-        last_seq=1,
-        parked_on=_first_wait(start_at, queued=queued),
-        wake_at=start_at,
-        deadline_at=None if limit_s is None else now + timedelta(seconds=limit_s),
-        updated_at=now,
-    )
-
-
-def takes_no_turn(options: RunOptions) -> bool:
-    """Tell whether a run never waits for its thread: it works beside the active run."""
-    return options.multitask_strategy == "optimistic"
-
-
-def superseding(new: NewRun) -> CancelWish | None:
-    """Return the cancel that a new run has in store for its thread's active run, if any."""
-    action = _SUPERSEDING.get(new.options.multitask_strategy)
-    if action is None:
-        return None
-    reason = f"superseded by {new.run_id}"
-    return CancelWish(action=action, by=new.caller.principal, source="thread", reason=reason)
-
-
-_SUPERSEDING = {"interrupt": CancelAction.INTERRUPT, "rollback": CancelAction.ROLLBACK}
-
-
-def first_event(new: NewRun, superseded: str | None, base: ThreadBase | None = None) -> NewEvent:
-    """Return the event that creates a run, with the run that was cancelled for it and the thread
-    that its own one was branched from.
-    """
-    if (superseded is None and base is None) or not isinstance(new.event.data, StateEvent):
-        return new.event
-    update: dict[str, object] = {"supersedes": superseded}
-    if base is not None:
-        update["branch"] = Branch(
-            thread_id=base.base_thread_id, position=base.base_position, run_id=base.run_id or ""
-        )
-    data = new.event.data.model_copy(update=update)
-    return NewEvent(data=data, step_index=new.event.step_index)
-
-
-def _first_wait(start_at: datetime | None, *, queued: bool) -> ParkedOn | None:
-    if queued:
-        return ParkedOn.THREAD
-    return None if start_at is None else ParkedOn.TIMER
 
 
 def is_suspected(hot: RunHot) -> bool:
@@ -545,49 +457,7 @@ def next_in_thread(hot: RunHot, now: datetime) -> RunHot:
 # ---------------------------------------------------------------- retention
 
 
-def lasting_digests(commit: Commit) -> frozenset[str]:
-    """Return the content of a commit that outlives its run's history: artifacts and the answer."""
-    kept = {artifact.digest for artifact in commit.artifacts}
-    if commit.hot.state in TERMINAL:
-        kept |= {blob.digest for blob in commit.blobs}
-    return frozenset(kept)
-
-
-def history_is_due(
-    hot: RunHot, tenant_id: str, keep: Sequence[RetentionRule], now: datetime
-) -> bool:
-    """Tell whether an ended run's history may go, and has not gone yet."""
-    if hot.finished_at is None or hot.terminal_seq is None:
-        return False
-    if hot.retained_from_seq >= hot.terminal_seq:
-        return False
-    mine = [rule for rule in keep if rule.state is hot.state]
-    own = [rule for rule in mine if rule.tenant_id == tenant_id]
-    general = [rule for rule in mine if rule.tenant_id is None]
-    times = [rule.older_than_s for rule in own or general if rule.older_than_s is not None]
-    return any(hot.finished_at + timedelta(seconds=seconds) <= now for seconds in times)
-
-
-def shortest_keep_s(keep: Sequence[RetentionRule]) -> float | None:
-    """Return the age below which no rule lets a history go; None when none ever goes."""
-    return min((rule.older_than_s for rule in keep if rule.older_than_s is not None), default=None)
-
-
-EVENTS_AT_ONCE = 20_000
-"""How many events one transaction of a sweep deletes, unless a single history has more."""
-
-
 BEFORE_ALL_THREADS = f"{THREAD}_{'0' * 32}"
-
-
-def histories_at_once(sizes: Sequence[int]) -> int:
-    """Return how many of these histories, by their numbers of events, go in one transaction."""
-    total = 0
-    for count, size in enumerate(sizes):
-        total += size
-        if count and total > EVENTS_AT_ONCE:
-            return count
-    return len(sizes)
 
 
 def place_after(page: Sequence[str], after: str | None, dropped: int, limit: int) -> str | None:
@@ -601,26 +471,4 @@ def place_after(page: Sequence[str], after: str | None, dropped: int, limit: int
     return page[-1] if len(page) == limit else None
 
 
-def drop_history(hot: RunHot) -> RunHot:
-    """Return the row of an ended run whose history went."""
-    assert hot.terminal_seq is not None, "only ended runs lose their history"
-    return replace(hot, retained_from_seq=hot.terminal_seq, checkpoint_seq=None)
-
-
 # ---------------------------------------------------------------- threads and messages
-
-
-def is_same_thread(found: ThreadRow, given: ThreadRow) -> bool:
-    """Tell whether a thread is the one given, whatever happened on it since."""
-    fresh = replace(
-        found,
-        active_run_id=given.active_run_id,
-        last_position=given.last_position,
-        updated_at=given.updated_at,
-    )
-    return fresh == given
-
-
-def is_same_message(found: MessageRow, given: MessageRow) -> bool:
-    """Tell whether a message is the one given; its place and time are the store's."""
-    return replace(found, position=given.position, created_at=given.created_at) == given

@@ -17,13 +17,12 @@ from perdure.protocol.codec import digest
 from perdure.protocol.events import (
     ActionEvent,
     CustomEvent,
-    EventData,
     InterruptEvent,
-    NewEvent,
     ResultEvent,
     ResumeEvent,
     StateEvent,
 )
+from perdure.protocol.log import EventData, NewEvent
 from perdure.protocol.messages import Role
 from perdure.protocol.policies import Timeouts
 from perdure.protocol.records import MessageRow, ThreadRow, ToolCallRow
@@ -39,22 +38,18 @@ from perdure.protocol.states import (
     ToolCallStatus,
 )
 from perdure.protocol.values import Value
-from perdure.store.commits import (
+from perdure.store.commits import Commit, Committed, Guard, HotUpdate, InterruptClose, NewInterrupt
+from perdure.store.ports import Store
+from perdure.store.reader import Reader
+from perdure.store.requests import (
     CancelWish,
     Claimed,
     ClaimWant,
-    Commit,
-    Committed,
-    Guard,
-    HotUpdate,
-    InterruptClose,
     LateResult,
     LeaseKey,
     NewBlob,
-    NewInterrupt,
     NewRun,
 )
-from perdure.store.ports import Reader, Store
 from perdure.testing.clock import START
 
 AGENT = "helper"

@@ -38,16 +38,17 @@ from perdure.protocol.agents import AgentCard
 from perdure.protocol.base import TENANT_DEFAULT, from_micros
 from perdure.protocol.codec import digest
 from perdure.protocol.decisions import CallTools, Decision, ToolRequest
-from perdure.protocol.events import RecordedEvent
 from perdure.protocol.ids import make_id
+from perdure.protocol.log import RecordedEvent
 from perdure.protocol.policies import RetryPolicy
 from perdure.protocol.records import InterruptRow
 from perdure.protocol.runs import Caller, RunContext, RunOptions, RunRow
 from perdure.protocol.states import Answer, CancelAction, CancelOption, InterruptStatus, RunState
 from perdure.signals.local import LocalSignals
 from perdure.signals.ports import Signals
-from perdure.store.commits import CancelWish
-from perdure.store.ports import Database, InterruptFilter
+from perdure.store.ports import Database
+from perdure.store.reader import InterruptFilter
+from perdure.store.requests import CancelWish
 from perdure.tools import LocalToolRunner, ToolRegistry
 
 WAIT_S = 10.0

@@ -24,14 +24,13 @@ from perdure.protocol.records import MessageRow, ThreadBase, ThreadRow
 from perdure.protocol.runs import RunHot
 from perdure.protocol.states import TERMINAL, Transition
 from perdure.protocol.topics import SubscriptionRow
-from perdure.store.commits import (
+from perdure.store.commits import Busy, Commit, CommitResult, SweptContent
+from perdure.store.ports import Store
+from perdure.store.requests import (
     AgentRegistration,
-    Busy,
     CancelWish,
     Claimed,
     ClaimWant,
-    Commit,
-    CommitResult,
     Inserted,
     LateResult,
     LeaseKey,
@@ -42,10 +41,8 @@ from perdure.store.commits import (
     Requeued,
     RetentionRule,
     Swept,
-    SweptContent,
     ToolRegistration,
 )
-from perdure.store.ports import Store
 
 T = TypeVar("T")
 

@@ -49,7 +49,7 @@ from perdure.protocol.policies import MAX_ATTEMPTS_DEFAULT
 from perdure.protocol.runs import Caller, RunContext, RunOptions
 from perdure.protocol.states import Answer, CancelAction
 from perdure.runtime import open_core, open_worker
-from perdure.store.commits import AgentRegistration, CancelWish
+from perdure.store.requests import AgentRegistration, CancelWish
 from perdure.telemetry.logs import configure_logs
 from perdure.testing.faults import FaultyStore, Plan, Trap
 from perdure.testing.scene_tools import Outside, scene_tools

@@ -7,7 +7,7 @@ from pydantic import BaseModel
 from perdure.ops.reference.field_notes import note_of
 from perdure.ops.reference.schemas import Schema, event_models, event_schema
 from perdure.protocol.event_views import EventView
-from perdure.protocol.events import EVENT_TYPES
+from perdure.protocol.log import EVENT_TYPES
 from perdure.protocol.stability import DEPRECATED, PROVISIONAL_TYPES, level_of, since
 
 HEAD = """\

@@ -8,8 +8,9 @@ from pydantic import BaseModel, TypeAdapter
 from perdure.protocol.agents import AgentCard, AgentView
 from perdure.protocol.decisions import Decision
 from perdure.protocol.event_views import EventView, LiveDelta
-from perdure.protocol.events import EventData, StateEvent
+from perdure.protocol.events import StateEvent
 from perdure.protocol.failures import Failure, FailureCode
+from perdure.protocol.log import EventData
 from perdure.protocol.messages import Message
 from perdure.protocol.runs import Run, RunContext, RunOptions
 from perdure.protocol.states import RunStatus

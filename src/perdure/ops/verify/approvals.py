@@ -1,6 +1,6 @@
 """What happens to an approval between its question and its answer."""
 
-from perdure.engine.fold import APPROVAL_EVENT_NAME
+from perdure.engine.snapshot import APPROVAL_EVENT_NAME
 from perdure.ops.verify.checks import Found, rule
 from perdure.ops.verify.record import RunRecord
 from perdure.protocol.events import ApprovalRequestEvent, CustomEvent, ResumeEvent

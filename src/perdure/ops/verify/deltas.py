@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from perdure.ops.verify.checks import Found, rule
 from perdure.ops.verify.record import RunRecord
 from perdure.protocol.codec import digest_bytes, encode
-from perdure.protocol.events import DeltaEvent, EventData, ModelEvent, RecordedEvent, Unknown
+from perdure.protocol.events import DeltaEvent, ModelEvent
+from perdure.protocol.log import EventData, RecordedEvent, Unknown
 
 
 @dataclass(slots=True)

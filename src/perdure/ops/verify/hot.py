@@ -6,7 +6,7 @@ from perdure.protocol.events import AttemptEvent, ChildEvent, StateEvent
 from perdure.protocol.records import ToolCallRow
 from perdure.protocol.runs import RunHot
 from perdure.protocol.states import ParkedOn, RunState, StepStatus, ToolCallStatus, is_open
-from perdure.store.commits import TimerKind
+from perdure.store.requests import TimerKind
 
 _ENDED = frozenset({StepStatus.SUCCEEDED, StepStatus.FAILED, StepStatus.CANCELLED})
 

@@ -10,8 +10,8 @@ from typing import TypeVar
 
 from pydantic import JsonValue
 
-from perdure.engine.fold import RunSnapshot
 from perdure.engine.origin import fold_origins
+from perdure.engine.snapshot import RunSnapshot
 from perdure.ops.verify.record import BlobFacts, Foreign, LogLine, RunRecord, Sharing
 from perdure.ops.verify.replay import Replayer, problem_of_bytes
 from perdure.protocol.codec import digest_bytes
@@ -25,8 +25,8 @@ from perdure.protocol.events import (
     ResultEvent,
     ResumeEvent,
     StateEvent,
-    ref_of,
 )
+from perdure.protocol.log import ref_of
 from perdure.protocol.records import (
     ArtifactRow,
     CheckpointRow,
@@ -36,7 +36,7 @@ from perdure.protocol.records import (
     ToolCallRow,
 )
 from perdure.protocol.runs import RunRow
-from perdure.store.ports import InterruptFilter, Reader, RunFilter
+from perdure.store.reader import InterruptFilter, Reader, RunFilter
 
 PAGE = 1000
 LOOKS_MAX = 5

@@ -11,24 +11,22 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any, TypeVar, cast
 
-from perdure.engine.fold import RunSnapshot
+from perdure.engine.snapshot import RunSnapshot
 from perdure.protocol.events import (
     ActionEvent,
     CancelEvent,
     ChildEvent,
     CustomEvent,
     DeltaEvent,
-    EventData,
     InterruptEvent,
     LateEvent,
     MessageEvent,
     ModelEvent,
-    RecordedEvent,
     ResultEvent,
     ResumeEvent,
     StateEvent,
-    Unknown,
 )
+from perdure.protocol.log import EventData, RecordedEvent, Unknown
 from perdure.protocol.records import (
     ArtifactRow,
     AttemptRow,
@@ -43,7 +41,7 @@ from perdure.protocol.records import (
 )
 from perdure.protocol.runs import RunFacts, RunHot, RunRow
 from perdure.protocol.states import TERMINAL, InterruptStatus
-from perdure.store.commits import DueTimer
+from perdure.store.requests import DueTimer
 
 SMALL_EVENT_BYTES = 512
 """Events up to this size are kept as they are."""

@@ -8,14 +8,15 @@ from collections.abc import Mapping
 
 from pydantic import JsonValue
 
-from perdure.engine.fold import RunSnapshot, fold, snapshot_digest
+from perdure.engine.fold import fold
+from perdure.engine.snapshot import RunSnapshot, snapshot_digest
 from perdure.ops.verify.checks import Found, rule
 from perdure.ops.verify.deltas import Speech
 from perdure.ops.verify.record import LogLine, Replay, RunRecord, line_of
 from perdure.protocol.base import SCHEMA_VERSION
 from perdure.protocol.codec import DEPTH_MAX, encode, parse_strict
 from perdure.protocol.errors import PerdureError
-from perdure.protocol.events import DamagedEvent, EventData, RecordedEvent, Unknown
+from perdure.protocol.log import DamagedEvent, EventData, RecordedEvent, Unknown
 from perdure.protocol.records import CheckpointRow
 from perdure.protocol.runs import Counters
 from perdure.protocol.schema import is_readable

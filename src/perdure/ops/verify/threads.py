@@ -10,8 +10,8 @@ from perdure.protocol.records import BaseKind, MessageRow, ThreadBase, ThreadRow
 from perdure.protocol.runs import RunRow
 from perdure.protocol.states import RunState
 from perdure.protocol.topics import SubscriptionRow
-from perdure.store.ports import Reader, RunFilter
-from perdure.store.rules import takes_no_turn
+from perdure.store.beginning import takes_no_turn
+from perdure.store.reader import Reader, RunFilter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from perdure.ops.verify.table import LIVE_RULES, RUN_RULES, THREAD_RULES
 from perdure.ops.verify.threads import settled_thread
 from perdure.protocol.errors import NotFound, Unreadable
 from perdure.protocol.runs import RunRow
-from perdure.store.ports import Reader, RunFilter
+from perdure.store.reader import Reader, RunFilter
 from perdure.store.reading import BROKEN, OnUnreadable
 
 RUNS_PAGE = 200

@@ -7,11 +7,11 @@ from datetime import datetime
 from perdure.protocol.errors import Conflict, Gone, NotFound, ThreadBusy
 from perdure.protocol.messages import Role
 from perdure.protocol.records import AttemptRow, MessageRow, ThreadBase, ThreadRow
-from perdure.store import rules
-from perdure.store.commits import Claimed, ClaimWant, Inserted, NewRun
+from perdure.store import beginning, rules
 from perdure.store.lineage import branch_base, branched
 from perdure.store.memory.cancelling import cancel
 from perdure.store.memory.tables import Run, Tables
+from perdure.store.requests import Claimed, ClaimWant, Inserted, NewRun
 
 
 def insert(tables: Tables, new: NewRun, now: datetime) -> Inserted:
@@ -28,7 +28,7 @@ def insert(tables: Tables, new: NewRun, now: datetime) -> Inserted:
     if base is not None:
         tables.bases.append(base)
         thread = replace(thread, last_position=base.base_position)
-    queued = thread.active_run_id is not None and not rules.takes_no_turn(new.options)
+    queued = thread.active_run_id is not None and not beginning.takes_no_turn(new.options)
     if queued and new.options.multitask_strategy == "reject":
         raise ThreadBusy("the thread has an active run", details={"run_id": thread.active_run_id})
     superseded = _supersede(tables, thread, new, now)
@@ -36,14 +36,14 @@ def insert(tables: Tables, new: NewRun, now: datetime) -> Inserted:
         thread, active_run_id=thread.active_run_id or new.run_id
     )
     run = Run(
-        facts=rules.first_facts(new, now),
-        kept=rules.Kept(hot=rules.first_hot(new, now, queued=queued)),
+        facts=beginning.first_facts(new, now),
+        kept=rules.Kept(hot=beginning.first_hot(new, now, queued=queued)),
         queue=new.queue,
         priority=new.priority,
         fingerprint=new.fingerprint,
         input_position=thread.last_position + 1,
     )
-    _add(tables, run, replace(new, event=rules.first_event(new, superseded, base)), now)
+    _add(tables, run, replace(new, event=beginning.first_event(new, superseded, base)), now)
     if not queued:
         tables.ready[new.run_id] = run.hot.wake_at or now
     return Inserted(row=run.row, created=True, fingerprint=new.fingerprint, superseded=superseded)
@@ -51,7 +51,7 @@ def insert(tables: Tables, new: NewRun, now: datetime) -> Inserted:
 
 def _supersede(tables: Tables, thread: ThreadRow, new: NewRun, now: datetime) -> str | None:
     """Cancel the thread's active run when the new one asks for it; return which was cancelled."""
-    wish, active = rules.superseding(new), thread.active_run_id
+    wish, active = beginning.superseding(new), thread.active_run_id
     if wish is None or active is None or not rules.accepts_cancel(tables.runs[active].hot, wish):
         return None
     cancel(tables, tables.runs[active], wish, now)

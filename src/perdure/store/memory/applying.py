@@ -27,12 +27,13 @@ from perdure.store.commits import (
     NewInterrupt,
     Refused,
     StepChange,
-    TimerKind,
 )
+from perdure.store.keeping import lasting_digests
 from perdure.store.memory.admission import insert_children
 from perdure.store.memory.tables import Run, Tables
 from perdure.store.memory.threads import moved_at
-from perdure.store.rules import advance, judge, lasting_digests, ready_at
+from perdure.store.requests import TimerKind
+from perdure.store.rules import advance, judge, ready_at
 
 STEP_ENDS = frozenset({StepStatus.SUCCEEDED, StepStatus.FAILED, StepStatus.CANCELLED})
 

@@ -4,8 +4,8 @@ from datetime import datetime
 
 from perdure.protocol.states import TERMINAL
 from perdure.store import rules
-from perdure.store.commits import CancelWish
 from perdure.store.memory.tables import Run, Tables
+from perdure.store.requests import CancelWish
 
 
 def cancel(tables: Tables, run: Run, wish: CancelWish, now: datetime) -> None:

@@ -8,7 +8,7 @@ from typing import TypeVar
 from pydantic import JsonValue
 
 from perdure.protocol.errors import Unavailable
-from perdure.protocol.events import RecordedEvent
+from perdure.protocol.log import RecordedEvent
 from perdure.protocol.records import (
     ArtifactRow,
     AttemptRow,
@@ -25,12 +25,12 @@ from perdure.protocol.records import (
 from perdure.protocol.runs import RunFacts, RunHot, RunRow
 from perdure.protocol.states import TERMINAL, InterruptStatus, ParkedOn, is_open
 from perdure.protocol.topics import SubscriptionRow
-from perdure.store.commits import DueTimer, Inserted, LeaseKey, TimerKind, Unmoved
+from perdure.store.commits import Unmoved
 from perdure.store.lineage import tags_of
 from perdure.store.memory import threads
 from perdure.store.memory.subscriptions import listed
 from perdure.store.memory.tables import Run, Tables
-from perdure.store.ports import (
+from perdure.store.reader import (
     Backlog,
     InterruptFilter,
     PlacedRun,
@@ -40,6 +40,7 @@ from perdure.store.ports import (
     RunFilter,
 )
 from perdure.store.reading import OnUnreadable
+from perdure.store.requests import DueTimer, Inserted, LeaseKey, TimerKind
 from perdure.store.rules import is_unmoved
 
 Row = TypeVar("Row")

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from datetime import timedelta
 
-from perdure.store import rules
-from perdure.store.commits import RetentionRule, Swept, SweptContent
+from perdure.store import keeping
+from perdure.store.commits import SweptContent
 from perdure.store.memory.tables import Run, Tables
+from perdure.store.requests import RetentionRule, Swept
 
 
 def expire_history(
@@ -18,10 +19,10 @@ def expire_history(
     due = [
         run
         for run in page
-        if rules.history_is_due(run.hot, run.facts.tenant_id, keep, now)
+        if keeping.history_is_due(run.hot, run.facts.tenant_id, keep, now)
         and not _is_shared(tables, run)
     ]
-    count = rules.histories_at_once([_size(run) for run in due])
+    count = keeping.histories_at_once([_size(run) for run in due])
     for run in due[:count]:
         _drop(tables, run)
     if count < len(due):
@@ -51,7 +52,7 @@ def _is_shared(tables: Tables, run: Run) -> bool:
 
 def _drop(tables: Tables, run: Run) -> None:
     run_id = run.facts.run_id
-    run.hot = rules.drop_history(run.hot)
+    run.hot = keeping.drop_history(run.hot)
     tables.events[run_id] = [
         event for event in tables.events[run_id] if event.seq >= run.hot.retained_from_seq
     ]

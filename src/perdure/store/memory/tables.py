@@ -9,7 +9,7 @@ from datetime import datetime
 
 from pydantic import JsonValue
 
-from perdure.protocol.events import EventData, NewEvent, RecordedEvent
+from perdure.protocol.log import EventData, NewEvent, RecordedEvent
 from perdure.protocol.records import (
     ArtifactRow,
     AttemptRow,
@@ -26,8 +26,9 @@ from perdure.protocol.records import (
 from perdure.protocol.runs import RunFacts, RunHot, RunRow
 from perdure.protocol.states import TERMINAL, AttemptEnd, ParkedOn
 from perdure.protocol.topics import SubscriptionRow
-from perdure.store.commits import NewBlob, Replayed, RequestKey, TimerKind
-from perdure.store.rules import Kept, next_in_thread, takes_no_turn
+from perdure.store.beginning import takes_no_turn
+from perdure.store.requests import NewBlob, Replayed, RequestKey, TimerKind
+from perdure.store.rules import Kept, next_in_thread
 
 Clock = Callable[[], datetime]
 

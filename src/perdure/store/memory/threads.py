@@ -5,11 +5,11 @@ from dataclasses import replace
 from perdure.protocol.errors import Conflict, Gone, Invalid, NotFound, ThreadBusy
 from perdure.protocol.records import BaseKind, ThreadBase, ThreadRow
 from perdure.protocol.states import TERMINAL, ArtifactStatus
-from perdure.store import rules
-from perdure.store.commits import Replayed, RequestKey, Swept
+from perdure.store import keeping, rules
 from perdure.store.lineage import adopted_base, check_adoption
 from perdure.store.memory.retention import drop_if_free
 from perdure.store.memory.tables import Tables
+from perdure.store.requests import Replayed, RequestKey, Swept
 
 _NOT_ADOPTED = frozenset({ArtifactStatus.CANCELLED, ArtifactStatus.DISCARDED})
 
@@ -29,7 +29,7 @@ def create(
 ) -> Replayed | None:
     """Create a thread, unless its id or its key exists."""
     found = tables.threads.get(row.thread_id)
-    if found is not None and not rules.is_same_thread(found, row):
+    if found is not None and not keeping.is_same_thread(found, row):
         raise Conflict("the thread exists")
     if found is None and base is not None:
         source = find_live(tables, row.tenant_id, base.base_thread_id)

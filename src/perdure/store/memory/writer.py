@@ -11,14 +11,19 @@ from perdure.protocol.records import LateRow, MessageRow, ThreadBase, ThreadRow
 from perdure.protocol.runs import RunHot
 from perdure.protocol.states import AttemptEnd
 from perdure.protocol.topics import SubscriptionRow
-from perdure.store import rules
-from perdure.store.commits import (
+from perdure.store import keeping, rules
+from perdure.store.commits import Commit, CommitResult, SweptContent
+from perdure.store.memory import subscriptions, threads
+from perdure.store.memory.admission import claim, insert
+from perdure.store.memory.applying import apply
+from perdure.store.memory.cancelling import cancel
+from perdure.store.memory.retention import expire_blobs, expire_history
+from perdure.store.memory.tables import Registered, Run, Tables
+from perdure.store.requests import (
     AgentRegistration,
     CancelWish,
     Claimed,
     ClaimWant,
-    Commit,
-    CommitResult,
     Inserted,
     LateResult,
     LeaseKey,
@@ -29,16 +34,9 @@ from perdure.store.commits import (
     Requeued,
     RetentionRule,
     Swept,
-    SweptContent,
     TimerKind,
     ToolRegistration,
 )
-from perdure.store.memory import subscriptions, threads
-from perdure.store.memory.admission import claim, insert
-from perdure.store.memory.applying import apply
-from perdure.store.memory.cancelling import cancel
-from perdure.store.memory.retention import expire_blobs, expire_history
-from perdure.store.memory.tables import Registered, Run, Tables
 
 
 class MemoryStore:
@@ -240,7 +238,7 @@ class MemoryStore:
             created_at=tables.clock(),
         )
         found = tables.messages.get(message_id)
-        if found is not None and not rules.is_same_message(found, message):
+        if found is not None and not keeping.is_same_message(found, message):
             raise Conflict("the message exists")
         threads.find_live(tables, tenant_id, thread_id)
         known = tables.take_key(tenant_id, key, message_id)

@@ -27,13 +27,13 @@ from perdure.protocol.errors import (
     Unavailable,
     Unreadable,
 )
-from perdure.protocol.events import TYPE_NUMBER, AttemptEvent, NewEvent
+from perdure.protocol.events import AttemptEvent
 from perdure.protocol.ids import RUN, THREAD, hex_of
+from perdure.protocol.log import TYPE_NUMBER, NewEvent
 from perdure.protocol.records import ThreadBase
 from perdure.protocol.runs import RunHot, RunRow
 from perdure.protocol.states import AttemptEnd
-from perdure.store import rules
-from perdure.store.commits import Claimed, ClaimWant, Inserted, NewRun
+from perdure.store import beginning, rules
 from perdure.store.lineage import branch_base, branched
 from perdure.store.postgres.driver import Connection, Row
 from perdure.store.postgres.errors import DataRefused, StillBusy, constraint_of, is_outage
@@ -44,6 +44,7 @@ from perdure.store.postgres.rows import facts_of, hot_of, keyed_run_of, readable
 from perdure.store.postgres.statements import SQL
 from perdure.store.postgres.threads import insert_base
 from perdure.store.postgres.wire import data_out, digest_out, id_in, id_out, text_out
+from perdure.store.requests import Claimed, ClaimWant, Inserted, NewRun
 
 GROUP_MAX = 64
 WAITING_MAX = 10_000
@@ -203,7 +204,7 @@ class Admission:
                 place = await _place(connection, new)
             if new.branches_from is not None:
                 place = await _branch_off(connection, new, self._now())
-            new = replace(new, event=rules.first_event(new, superseded, place.base))
+            new = replace(new, event=beginning.first_event(new, superseded, place.base))
             if new.blobs:
                 await keep_blobs(connection, new, self._now())
             now = await _insert(connection, [(new, place)], self._now())
@@ -216,7 +217,7 @@ class Admission:
         it stays the active one; if another had taken its place before, all is undone and tried
         again.
         """
-        wish = rules.superseding(new)
+        wish = beginning.superseding(new)
         if wish is None or new.creates_thread:
             return None, await _place(connection, new)
         for _ in range(_TRIES):
@@ -275,7 +276,9 @@ def _are_distinct(group: Sequence[_Waiting]) -> bool:
 def _inserted(
     new: NewRun, now: datetime, *, queued: bool, superseded: str | None = None
 ) -> Inserted:
-    row = RunRow(facts=rules.first_facts(new, now), hot=rules.first_hot(new, now, queued=queued))
+    row = RunRow(
+        facts=beginning.first_facts(new, now), hot=beginning.first_hot(new, now, queued=queued)
+    )
     return Inserted(row=row, created=True, fingerprint=new.fingerprint, superseded=superseded)
 
 
@@ -318,7 +321,7 @@ async def _place(connection: Connection, new: NewRun) -> _Place:
     return _Place(
         position=rows[0]["last_position"] + 1,
         active=active,
-        beside=rules.takes_no_turn(new.options),
+        beside=beginning.takes_no_turn(new.options),
     )
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from perdure.protocol.base import SCHEMA_VERSION
 from perdure.protocol.codec import encode
-from perdure.protocol.events import TYPE_NUMBER
 from perdure.protocol.ids import hex_of
+from perdure.protocol.log import TYPE_NUMBER
 from perdure.protocol.records import ToolCallRow
 from perdure.protocol.runs import Counters
 from perdure.protocol.states import TERMINAL, RunState, ToolCallStatus

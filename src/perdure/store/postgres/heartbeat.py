@@ -11,10 +11,10 @@ from datetime import datetime
 import anyio
 
 from perdure.protocol.ids import hex_of
-from perdure.store.commits import LeaseKey, Renewal
 from perdure.store.postgres.driver import Connection
 from perdure.store.postgres.lanes import LaneOfEachLoop
 from perdure.store.postgres.statements import SQL
+from perdure.store.requests import LeaseKey, Renewal
 
 TRIES_MAX = 20
 _PAUSE_S = 0.025

@@ -13,7 +13,6 @@ from perdure.protocol.ids import RUN, hex_of
 from perdure.protocol.runs import RunHot
 from perdure.protocol.states import TERMINAL, AttemptEnd
 from perdure.store import rules
-from perdure.store.commits import CancelWish, LateResult, LeaseKey, Requeued, TimerKind
 from perdure.store.postgres.driver import Connection, Row
 from perdure.store.postgres.moving import (
     append_events,
@@ -26,6 +25,7 @@ from perdure.store.postgres.moving import (
 from perdure.store.postgres.rows import hot_of
 from perdure.store.postgres.statements import SQL
 from perdure.store.postgres.wire import digest_out, id_in, text_out
+from perdure.store.requests import CancelWish, LateResult, LeaseKey, Requeued, TimerKind
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from typing import Any
 from uuid import UUID
 
 from perdure.protocol.base import SCHEMA_VERSION
-from perdure.protocol.events import TYPE_NUMBER, EventData, NewEvent
+from perdure.protocol.log import TYPE_NUMBER, EventData, NewEvent
 from perdure.protocol.runs import RunHot
 from perdure.protocol.states import AttemptEnd
 from perdure.store.postgres.driver import Connection

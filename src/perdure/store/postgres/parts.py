@@ -16,7 +16,9 @@ from perdure.protocol.errors import Unreadable
 from perdure.protocol.ids import hex_of
 from perdure.protocol.runs import RunOptions
 from perdure.protocol.states import TERMINAL, ParkedOn, RunState
+from perdure.store.beginning import takes_no_turn
 from perdure.store.commits import Commit
+from perdure.store.keeping import lasting_digests
 from perdure.store.postgres.admission import insert_children
 from perdure.store.postgres.driver import Connection
 from perdure.store.postgres.errors import DataRefused
@@ -24,7 +26,7 @@ from perdure.store.postgres.moving import columns, delete_timers, insert_timers,
 from perdure.store.postgres.rows import hot_of
 from perdure.store.postgres.statements import SQL
 from perdure.store.postgres.wire import digest_out, digest_out_or_none, id_out, text_out
-from perdure.store.rules import lasting_digests, next_in_thread, takes_no_turn
+from perdure.store.rules import next_in_thread
 
 log = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from pydantic import JsonValue
 
 from perdure.protocol.codec import decode
 from perdure.protocol.errors import Unavailable, Unreadable
-from perdure.protocol.events import RecordedEvent
 from perdure.protocol.ids import ARTIFACT, INTERRUPT, RUN, THREAD, hex_of
+from perdure.protocol.log import RecordedEvent
 from perdure.protocol.records import (
     ArtifactRow,
     AttemptRow,
@@ -26,9 +26,15 @@ from perdure.protocol.records import (
 from perdure.protocol.runs import RunRow
 from perdure.protocol.states import InterruptStatus
 from perdure.protocol.topics import SubscriptionRow
-from perdure.store.commits import DueTimer, Inserted, LeaseKey, TimerKind, Unmoved
+from perdure.store.commits import Unmoved
 from perdure.store.lineage import tags_of
-from perdure.store.ports import (
+from perdure.store.postgres import rows
+from perdure.store.postgres.driver import Pool, Row
+from perdure.store.postgres.lanes import Access
+from perdure.store.postgres.statements import SQL
+from perdure.store.postgres.subscriptions import subscription_of
+from perdure.store.postgres.wire import digest_out, id_in, id_out, text_out
+from perdure.store.reader import (
     Backlog,
     InterruptFilter,
     PlacedRun,
@@ -37,13 +43,8 @@ from perdure.store.ports import (
     RegisteredTool,
     RunFilter,
 )
-from perdure.store.postgres import rows
-from perdure.store.postgres.driver import Pool, Row
-from perdure.store.postgres.lanes import Access
-from perdure.store.postgres.statements import SQL
-from perdure.store.postgres.subscriptions import subscription_of
-from perdure.store.postgres.wire import digest_out, id_in, id_out, text_out
 from perdure.store.reading import OnUnreadable, log_unreadable
+from perdure.store.requests import DueTimer, Inserted, LeaseKey, TimerKind
 
 _T = TypeVar("_T")
 

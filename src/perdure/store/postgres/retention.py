@@ -7,12 +7,13 @@ from uuid import UUID
 
 from perdure.protocol.errors import Unreadable
 from perdure.protocol.ids import RUN, hex_of
-from perdure.store import rules
-from perdure.store.commits import RetentionRule, Swept, SweptContent
+from perdure.store import keeping
+from perdure.store.commits import SweptContent
 from perdure.store.postgres.driver import Connection, Row
 from perdure.store.postgres.rows import hot_of
 from perdure.store.postgres.statements import SQL
 from perdure.store.postgres.wire import id_in
+from perdure.store.requests import RetentionRule, Swept
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +29,7 @@ async def expire_history(
 ) -> Swept:
     """Drop what is due of the next runs. Busy rows and damaged ones are left."""
     start = _BEFORE_ALL if after is None else hex_of(after)
-    older_than_s = rules.shortest_keep_s(keep)
+    older_than_s = keeping.shortest_keep_s(keep)
     if older_than_s is None:
         return Swept(runs=0, after=None)
     page = await connection.fetch(SQL["page_of_runs"], start, limit, clock, older_than_s)
@@ -37,7 +38,7 @@ async def expire_history(
     if not due:
         return Swept(runs=0, after=last)
     sizes = [row["terminal_seq"] - row["retained_from_seq"] for row in due]
-    count = rules.histories_at_once(sizes)
+    count = keeping.histories_at_once(sizes)
     if count < len(due):
         last = id_in(RUN, due[count - 1]["run_id"])
     dropped = await drop_unshared(connection, [row["run_id"] for row in due[:count]], clock)
@@ -58,7 +59,7 @@ async def drop_unshared(
 def _is_due(row: Row, keep: Sequence[RetentionRule]) -> bool:
     """Tell whether a run's history is to go; never that of a run that cannot be read."""
     try:
-        return rules.history_is_due(hot_of(row), row["tenant_id"], keep, row["now"])
+        return keeping.history_is_due(hot_of(row), row["tenant_id"], keep, row["now"])
     except Unreadable as error:
         log.error("the history of run_%s stays: %s", row["run_id"].hex, error)  # noqa: TRY400
         return False

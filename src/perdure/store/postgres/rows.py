@@ -9,7 +9,6 @@ from functools import wraps
 from typing import ParamSpec, TypeVar
 
 from perdure.protocol.codec import decode
-from perdure.protocol.events import TYPE_NAME, RecordedEvent
 from perdure.protocol.failures import FailureCode
 from perdure.protocol.ids import (
     ARTIFACT,
@@ -20,6 +19,7 @@ from perdure.protocol.ids import (
     THREAD,
     TOOL_CALL,
 )
+from perdure.protocol.log import TYPE_NAME, RecordedEvent
 from perdure.protocol.messages import Role
 from perdure.protocol.records import (
     ArtifactRow,
@@ -59,7 +59,6 @@ from perdure.protocol.states import (
     ToolCallStatus,
 )
 from perdure.protocol.values import Value
-from perdure.store.commits import DueTimer, Inserted, TimerKind
 from perdure.store.postgres.driver import Row
 from perdure.store.postgres.wire import (
     data_in,
@@ -70,6 +69,7 @@ from perdure.store.postgres.wire import (
     text_in,
 )
 from perdure.store.reading import BROKEN, unreadable
+from perdure.store.requests import DueTimer, Inserted, TimerKind
 
 _NO_COUNTERS = Counters()
 _Given = ParamSpec("_Given")

@@ -11,14 +11,15 @@ from perdure.protocol.codec import encode
 from perdure.protocol.errors import Conflict, Gone, Invalid, NotFound, ThreadBusy
 from perdure.protocol.ids import RUN, THREAD, hex_of
 from perdure.protocol.records import MessageRow, ThreadBase, ThreadRow
-from perdure.store.commits import Replayed, RequestKey, Swept
+from perdure.store.keeping import is_same_message, is_same_thread
 from perdure.store.lineage import adopted_base, check_adoption, tags_of
 from perdure.store.postgres.driver import Connection
 from perdure.store.postgres.retention import drop_unshared
 from perdure.store.postgres.rows import base_of, message_of, thread_of
 from perdure.store.postgres.statements import SQL
 from perdure.store.postgres.wire import digest_in, digest_out, id_in, id_out, text_out
-from perdure.store.rules import BEFORE_ALL_THREADS, is_same_message, is_same_thread, place_after
+from perdure.store.requests import Replayed, RequestKey, Swept
+from perdure.store.rules import BEFORE_ALL_THREADS, place_after
 
 
 async def create_thread(

@@ -16,27 +16,7 @@ from perdure.protocol.messages import Role
 from perdure.protocol.records import MessageRow, ThreadBase, ThreadRow
 from perdure.protocol.runs import RunHot
 from perdure.protocol.topics import SubscriptionRow
-from perdure.store.commits import (
-    AgentRegistration,
-    Busy,
-    CancelWish,
-    Claimed,
-    ClaimWant,
-    Commit,
-    CommitResult,
-    Inserted,
-    LateResult,
-    LeaseKey,
-    NewRun,
-    Renewal,
-    Replayed,
-    RequestKey,
-    Requeued,
-    RetentionRule,
-    Swept,
-    SweptContent,
-    ToolRegistration,
-)
+from perdure.store.commits import Busy, Commit, CommitResult, SweptContent
 from perdure.store.postgres import moves, retention, subscriptions, threads
 from perdure.store.postgres.admission import Admission, claim
 from perdure.store.postgres.committing import Committer
@@ -47,6 +27,23 @@ from perdure.store.postgres.lanes import Access, Lane, Result, Work
 from perdure.store.postgres.moving import columns
 from perdure.store.postgres.statements import SQL
 from perdure.store.postgres.wire import digest_out
+from perdure.store.requests import (
+    AgentRegistration,
+    CancelWish,
+    Claimed,
+    ClaimWant,
+    Inserted,
+    LateResult,
+    LeaseKey,
+    NewRun,
+    Renewal,
+    Replayed,
+    RequestKey,
+    Requeued,
+    RetentionRule,
+    Swept,
+    ToolRegistration,
+)
 
 Clock = Callable[[], datetime] | None
 

@@ -14,15 +14,9 @@ from perdure.protocol.messages import Role
 from perdure.protocol.records import ThreadBase, ThreadRow
 from perdure.protocol.runs import RunFacts, RunRow
 from perdure.protocol.states import ParkedOn
-from perdure.store import rules
-from perdure.store.commits import (
-    AgentRegistration,
-    Inserted,
-    NewRun,
-    TimerKind,
-    ToolRegistration,
-)
+from perdure.store import beginning
 from perdure.store.lineage import branch_base, branched
+from perdure.store.requests import AgentRegistration, Inserted, NewRun, TimerKind, ToolRegistration
 from perdure.store.rules import Kept
 from perdure.store.sqlite.connection import read_row
 from perdure.store.sqlite.moves import supersede
@@ -61,15 +55,15 @@ def insert_run(tx: Transaction, new: NewRun) -> Inserted:
     first = _FIRST if base is None else base.from_position + 1
     if new.creates_thread:
         insert_thread(tx, _new_thread(tx, new, first))
-    queued = active is not None and not rules.takes_no_turn(new.options)
+    queued = active is not None and not beginning.takes_no_turn(new.options)
     superseded = _supersede(tx, new, active)
-    facts = rules.first_facts(new, tx.now)
-    hot = rules.first_hot(new, tx.now, queued=queued)
+    facts = beginning.first_facts(new, tx.now)
+    hot = beginning.first_hot(new, tx.now, queued=queued)
     position = first if new.creates_thread else _next_position(tx, new, thread)
     _add_input(tx, new, run, thread, position)
     _insert_cold(tx, new, facts, (run, thread, position))
     tx.run("insert_run_state", *pack_hot(Kept(hot=hot)), run)
-    tx.append(run, hot, rules.first_event(new, superseded, base).data, new.event.step_index)
+    tx.append(run, hot, beginning.first_event(new, superseded, base).data, new.event.step_index)
     tx.keep_blobs(run, new.tenant_id, new.blobs, {blob.digest for blob in new.blobs})
     if hot.deadline_at is not None:
         due = to_micros(hot.deadline_at)
@@ -120,7 +114,7 @@ def _enter_thread(tx: Transaction, new: NewRun, run: bytes, thread: bytes) -> by
 
 def _supersede(tx: Transaction, new: NewRun, active: bytes | None) -> str | None:
     """Cancel the thread's active run when the new one asks for it; return which was cancelled."""
-    wish = rules.superseding(new)
+    wish = beginning.superseding(new)
     if wish is None or active is None or not supersede(tx, active, wish):
         return None
     return f"run_{active.hex()}"

@@ -16,15 +16,8 @@ from perdure.protocol.base import to_micros
 from perdure.protocol.errors import PerdureError, Unreadable
 from perdure.protocol.states import TERMINAL
 from perdure.store import rules
-from perdure.store.commits import (
-    Behind,
-    Commit,
-    CommitResult,
-    Committed,
-    LeaseLost,
-    Refused,
-    TimerKind,
-)
+from perdure.store.commits import Behind, Commit, CommitResult, Committed, LeaseLost, Refused
+from perdure.store.requests import TimerKind
 from perdure.store.rules import Kept
 from perdure.store.sqlite.admission import insert_run
 from perdure.store.sqlite.gathering import NoSuchRow, Rows

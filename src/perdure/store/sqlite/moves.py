@@ -15,7 +15,7 @@ from perdure.protocol.errors import NotFound, Unreadable
 from perdure.protocol.runs import RunFacts, RunHot, RunRow
 from perdure.protocol.states import AttemptEnd
 from perdure.store import rules
-from perdure.store.commits import (
+from perdure.store.requests import (
     CancelWish,
     Claimed,
     ClaimWant,

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from perdure.protocol.codec import encode
-from perdure.protocol.events import TYPE_NUMBER
+from perdure.protocol.log import TYPE_NUMBER
 from perdure.protocol.states import TERMINAL, IllegalTransition, RunState
 from perdure.store import rules
 from perdure.store.commits import CallUpdate, Commit

@@ -2,15 +2,9 @@
 
 from perdure.protocol.base import to_micros
 from perdure.protocol.states import InterruptStatus
-from perdure.store import rules
-from perdure.store.commits import (
-    Commit,
-    InterruptClose,
-    NewArtifact,
-    NewInterrupt,
-    NewMessage,
-    TimerKind,
-)
+from perdure.store import keeping, rules
+from perdure.store.commits import Commit, InterruptClose, NewArtifact, NewInterrupt, NewMessage
+from perdure.store.requests import TimerKind
 from perdure.store.sqlite.rows import maybe, pack_digest, pack_id
 from perdure.store.sqlite.transaction import Transaction
 
@@ -41,7 +35,7 @@ def _write_owned(tx: Transaction, commit: Commit, run: bytes, at: int) -> None:
     keys = tx.one("find_run_keys", run)
     assert keys is not None, "the hot row was there"
     tenant, thread = keys
-    tx.keep_blobs(run, tenant, commit.blobs, rules.lasting_digests(commit))
+    tx.keep_blobs(run, tenant, commit.blobs, keeping.lasting_digests(commit))
     for message in commit.messages:
         _insert_message(tx, tenant, thread, run, message, at)
     for artifact in commit.artifacts:

@@ -11,7 +11,6 @@ from pydantic import JsonValue
 
 from perdure.protocol.base import from_micros, to_micros
 from perdure.protocol.errors import Unavailable
-from perdure.protocol.events import RecordedEvent
 from perdure.protocol.ids import (
     ARTIFACT,
     INTERRUPT,
@@ -21,6 +20,7 @@ from perdure.protocol.ids import (
     TOOL_CALL,
     is_id,
 )
+from perdure.protocol.log import RecordedEvent
 from perdure.protocol.records import (
     ArtifactRow,
     AttemptRow,
@@ -37,9 +37,9 @@ from perdure.protocol.records import (
 from perdure.protocol.runs import RunRow
 from perdure.protocol.states import InterruptStatus
 from perdure.protocol.topics import SubscriptionRow
-from perdure.store.commits import DueTimer, Inserted, LeaseKey, TimerKind, Unmoved
+from perdure.store.commits import Unmoved
 from perdure.store.lineage import TAGS_MAX, tags_of
-from perdure.store.ports import (
+from perdure.store.reader import (
     Backlog,
     InterruptFilter,
     PlacedRun,
@@ -49,6 +49,7 @@ from perdure.store.ports import (
     RunFilter,
 )
 from perdure.store.reading import OnUnreadable, log_unreadable
+from perdure.store.requests import DueTimer, Inserted, LeaseKey, TimerKind
 from perdure.store.sqlite import rows
 from perdure.store.sqlite.connection import SQL
 from perdure.store.sqlite.readers import Readers

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 
 from perdure.protocol.base import to_micros
-from perdure.store import rules
-from perdure.store.commits import RetentionRule, Swept, SweptContent
+from perdure.store import keeping
+from perdure.store.commits import SweptContent
+from perdure.store.requests import RetentionRule, Swept
 from perdure.store.sqlite.rows import pack_id
 from perdure.store.sqlite.transaction import Transaction
 
@@ -13,14 +14,14 @@ def expire_history(
     tx: Transaction, keep: Sequence[RetentionRule], after: str | None, limit: int
 ) -> Swept:
     """Drop what is due of the next runs."""
-    older_than_s = rules.shortest_keep_s(keep)
+    older_than_s = keeping.shortest_keep_s(keep)
     if older_than_s is None:
         return Swept(runs=0, after=None)
     until = to_micros(tx.now) - round(older_than_s * 1_000_000)
     page = tx.all("page_of_runs", b"" if after is None else pack_id(after), limit, until)
     last = page[-1][0] if len(page) == limit else None
     due = [row for row in page if row[2] is not None and row[2] > 0]
-    count = rules.histories_at_once([events for _, _, events in due])
+    count = keeping.histories_at_once([events for _, _, events in due])
     if count < len(due):
         last = due[count - 1][0]
     dropped = sum(_drop(tx, run, tenant, keep) for run, tenant, _ in due[:count])
@@ -29,11 +30,11 @@ def expire_history(
 
 def _drop(tx: Transaction, run: bytes, tenant_id: str, keep: Sequence[RetentionRule]) -> bool:
     kept = tx.load_one_of_many(run)
-    if kept is None or not rules.history_is_due(kept.hot, tenant_id, keep, tx.now):
+    if kept is None or not keeping.history_is_due(kept.hot, tenant_id, keep, tx.now):
         return False
     if tx.one("find_sharer", run) is not None:
         return False
-    drop(tx, run, rules.drop_history(kept.hot).retained_from_seq)
+    drop(tx, run, keeping.drop_history(kept.hot).retained_from_seq)
     return True
 
 

@@ -7,9 +7,9 @@ from typing import Any, Final, TypeVar
 
 from perdure.protocol.base import from_micros, to_micros
 from perdure.protocol.codec import decode
-from perdure.protocol.events import TYPE_NAME, RecordedEvent
 from perdure.protocol.failures import FailureCode
 from perdure.protocol.ids import INTERRUPT, RUN, TOOL_CALL
+from perdure.protocol.log import TYPE_NAME, RecordedEvent
 from perdure.protocol.messages import Role
 from perdure.protocol.records import (
     ArtifactRow,
@@ -49,8 +49,8 @@ from perdure.protocol.states import (
     ToolCallStatus,
 )
 from perdure.protocol.values import Value
-from perdure.store.commits import DueTimer, Inserted, LeaseKey, TimerKind
-from perdure.store.ports import PlacedRun, RegisteredAgent, RegisteredTool
+from perdure.store.reader import PlacedRun, RegisteredAgent, RegisteredTool
+from perdure.store.requests import DueTimer, Inserted, LeaseKey, TimerKind
 from perdure.store.rules import Kept
 
 Row = Sequence[Any]

@@ -11,25 +11,22 @@ from perdure.protocol.messages import Role
 from perdure.protocol.records import MessageRow, ThreadBase, ThreadRow
 from perdure.protocol.runs import RunHot
 from perdure.protocol.topics import SubscriptionRow
-from perdure.store.commits import (
+from perdure.store.commits import Commit, CommitResult, Refused, SweptContent
+from perdure.store.requests import (
     AgentRegistration,
     CancelWish,
     Claimed,
     ClaimWant,
-    Commit,
-    CommitResult,
     Inserted,
     LateResult,
     LeaseKey,
     NewRun,
-    Refused,
     Renewal,
     Replayed,
     RequestKey,
     Requeued,
     RetentionRule,
     Swept,
-    SweptContent,
     ToolRegistration,
 )
 from perdure.store.rules import check_batch

@@ -9,9 +9,10 @@ from perdure.protocol.codec import encode
 from perdure.protocol.errors import Conflict, Gone, Invalid, NotFound, ThreadBusy
 from perdure.protocol.ids import THREAD
 from perdure.protocol.records import MessageRow, ThreadBase, ThreadRow
-from perdure.store.commits import Replayed, RequestKey, Swept
+from perdure.store.keeping import is_same_message, is_same_thread
 from perdure.store.lineage import adopted_base, check_adoption, tags_of
-from perdure.store.rules import is_same_message, is_same_thread, place_after
+from perdure.store.requests import Replayed, RequestKey, Swept
+from perdure.store.rules import place_after
 from perdure.store.sqlite.connection import read_row
 from perdure.store.sqlite.retention import drop
 from perdure.store.sqlite.rows import (

@@ -9,10 +9,10 @@ from typing import Any
 
 from perdure.protocol.base import SCHEMA_VERSION, to_micros
 from perdure.protocol.errors import Unreadable
-from perdure.protocol.events import TYPE_NUMBER, EventData, NewEvent
+from perdure.protocol.log import TYPE_NUMBER, EventData, NewEvent
 from perdure.protocol.runs import RunHot
 from perdure.protocol.states import AttemptEnd, ParkedOn
-from perdure.store.commits import NewBlob, TimerKind
+from perdure.store.requests import NewBlob, TimerKind
 from perdure.store.rules import Kept, is_suspected, next_in_thread
 from perdure.store.sqlite.connection import SQL, fetch_rows, read_row
 from perdure.store.sqlite.rows import Row, maybe, pack_digest, pack_hot, pack_id, read_kept

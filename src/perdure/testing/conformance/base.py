@@ -2,8 +2,9 @@
 
 import pytest
 
-from perdure.protocol.events import RecordedEvent
-from perdure.store.ports import Database, Reader, Store
+from perdure.protocol.log import RecordedEvent
+from perdure.store.ports import Database, Store
+from perdure.store.reader import Reader
 from perdure.testing.clock import FakeClock
 
 EVENTS_MAX = 10_000

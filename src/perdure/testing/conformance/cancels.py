@@ -8,15 +8,10 @@ from perdure.protocol import ids
 from perdure.protocol.errors import NotFound
 from perdure.protocol.events import CancelEvent, LateEvent
 from perdure.protocol.states import CancelAction, CancelOption, ParkedOn, RunState, ToolCallStatus
-from perdure.store.commits import (
-    Behind,
-    CancelRequested,
-    CancelWish,
-    DueTimer,
-    NewBlob,
-    TimerKind,
-)
-from perdure.store.ports import Reader, Store
+from perdure.store.commits import Behind, CancelRequested
+from perdure.store.ports import Store
+from perdure.store.reader import Reader
+from perdure.store.requests import CancelWish, DueTimer, NewBlob, TimerKind
 from perdure.testing.builders import (
     FAILED,
     PLANNING,

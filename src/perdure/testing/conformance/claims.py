@@ -8,8 +8,10 @@ import pytest
 
 from perdure.protocol.events import AttemptEvent
 from perdure.protocol.states import AttemptEnd, RunState
-from perdure.store.commits import ClaimWant, Commit
-from perdure.store.ports import Reader, Store
+from perdure.store.commits import Commit
+from perdure.store.ports import Store
+from perdure.store.reader import Reader
+from perdure.store.requests import ClaimWant
 from perdure.testing.builders import (
     BACKOFF_S,
     TO_EXECUTING,

@@ -17,7 +17,8 @@ from perdure.store.commits import (
     LeaseLost,
     Refused,
 )
-from perdure.store.ports import Reader, Store
+from perdure.store.ports import Store
+from perdure.store.reader import Reader
 from perdure.testing.builders import (
     BACKOFF_S,
     EXECUTING,

@@ -9,11 +9,14 @@ from pydantic import JsonValue
 
 from perdure.protocol import ids
 from perdure.protocol.errors import Conflict, NotFound, ThreadBusy
-from perdure.protocol.events import CancelEvent, NewEvent, Origin, StateEvent
+from perdure.protocol.events import CancelEvent, Origin, StateEvent
+from perdure.protocol.log import NewEvent
 from perdure.protocol.messages import Role
 from perdure.protocol.states import CancelAction, ParkedOn, RunState
-from perdure.store.commits import CancelRequested, DueTimer, Inserted, NewBlob, NewRun, TimerKind
-from perdure.store.ports import Reader, RunFilter, Store
+from perdure.store.commits import CancelRequested
+from perdure.store.ports import Store
+from perdure.store.reader import Reader, RunFilter
+from perdure.store.requests import DueTimer, Inserted, NewBlob, NewRun, TimerKind
 from perdure.testing.builders import (
     FAILED,
     SUCCEEDED,

@@ -10,8 +10,9 @@ from perdure.protocol import ids
 from perdure.protocol.errors import Conflict, NotFound
 from perdure.protocol.messages import Role
 from perdure.protocol.records import MessageRow
-from perdure.store.commits import Replayed, RequestKey
-from perdure.store.ports import Reader, Store
+from perdure.store.ports import Store
+from perdure.store.reader import Reader
+from perdure.store.requests import Replayed, RequestKey
 from perdure.testing.builders import append, new_id, new_thread
 from perdure.testing.conformance.base import Contract
 

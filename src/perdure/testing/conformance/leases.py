@@ -7,8 +7,10 @@ import pytest
 from perdure.protocol import ids
 from perdure.protocol.events import AttemptEvent, RepairEvent
 from perdure.protocol.states import AttemptEnd, ParkedOn, RunState
-from perdure.store.commits import DueTimer, LeaseKey, LeaseLost, Renewal, Requeued, TimerKind
-from perdure.store.ports import Reader, Store
+from perdure.store.commits import LeaseLost
+from perdure.store.ports import Store
+from perdure.store.reader import Reader
+from perdure.store.requests import DueTimer, LeaseKey, Renewal, Requeued, TimerKind
 from perdure.testing.builders import (
     BACKOFF_S,
     TO_EXECUTING,

@@ -18,7 +18,8 @@ from perdure.store.commits import (
     Committed,
     LeaseLost,
 )
-from perdure.store.ports import Reader, Store
+from perdure.store.ports import Store
+from perdure.store.reader import Reader
 from perdure.testing.builders import (
     TO_EXECUTING,
     TO_SUCCEEDED,

@@ -14,16 +14,10 @@ from perdure.protocol.states import (
     StepStatus,
     ToolCallStatus,
 )
-from perdure.store.commits import (
-    AgentRegistration,
-    CallUpdate,
-    NewArtifact,
-    NewCheckpoint,
-    NewExecution,
-    StepChange,
-    ToolRegistration,
-)
-from perdure.store.ports import Backlog, InterruptFilter, QueueBacklog, Reader, RunFilter, Store
+from perdure.store.commits import CallUpdate, NewArtifact, NewCheckpoint, NewExecution, StepChange
+from perdure.store.ports import Store
+from perdure.store.reader import Backlog, InterruptFilter, QueueBacklog, Reader, RunFilter
+from perdure.store.requests import AgentRegistration, ToolRegistration
 from perdure.testing.builders import (
     AGENT,
     PLANNING,

@@ -14,14 +14,15 @@ from perdure.store.commits import (
     Commit,
     Committed,
     NewArtifact,
-    NewBlob,
     NewCheckpoint,
     NewExecution,
     NewInterrupt,
     NewMessage,
     Refused,
 )
-from perdure.store.ports import InterruptFilter, Reader, Store
+from perdure.store.ports import Store
+from perdure.store.reader import InterruptFilter, Reader
+from perdure.store.requests import NewBlob
 from perdure.testing.builders import (
     advanced,
     claimed,

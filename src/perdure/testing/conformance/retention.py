@@ -9,8 +9,10 @@ from perdure.protocol.codec import digest_bytes
 from perdure.protocol.errors import Gone
 from perdure.protocol.failures import FailureCode
 from perdure.protocol.states import ArtifactStatus, RunState
-from perdure.store.commits import NewArtifact, NewBlob, RetentionRule
-from perdure.store.ports import Reader, Store
+from perdure.store.commits import NewArtifact
+from perdure.store.ports import Store
+from perdure.store.reader import Reader
+from perdure.store.requests import NewBlob, RetentionRule
 from perdure.testing.builders import (
     claimed,
     commit_of,

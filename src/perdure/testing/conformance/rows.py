@@ -22,7 +22,6 @@ from perdure.store.commits import (
     ExecutionEnd,
     InterruptClose,
     NewArtifact,
-    NewBlob,
     NewCheckpoint,
     NewExecution,
     NewInterrupt,
@@ -30,7 +29,9 @@ from perdure.store.commits import (
     Refused,
     StepChange,
 )
-from perdure.store.ports import Reader, Store
+from perdure.store.ports import Store
+from perdure.store.reader import Reader
+from perdure.store.requests import NewBlob
 from perdure.testing.builders import (
     EXECUTING,
     FAILED,

@@ -7,8 +7,10 @@ from pydantic import JsonValue
 
 from perdure.protocol.codec import DEPTH_MAX, INTEGER_MAX
 from perdure.protocol.events import ActionEvent, CustomEvent, LateEvent, ResultEvent
-from perdure.store.commits import AgentRegistration, NewBlob, NewCheckpoint
-from perdure.store.ports import Reader, Store
+from perdure.store.commits import NewCheckpoint
+from perdure.store.ports import Store
+from perdure.store.reader import Reader
+from perdure.store.requests import AgentRegistration, NewBlob
 from perdure.testing.builders import (
     TO_EXECUTING,
     action_of,

@@ -14,8 +14,10 @@ from perdure.protocol.messages import Role
 from perdure.protocol.records import BaseKind, ThreadBase, ThreadRow
 from perdure.protocol.runs import RunRow
 from perdure.protocol.states import RunState
-from perdure.store.commits import Behind, Busy, Commit, CommitResult, Committed, NewMessage, NewRun
-from perdure.store.ports import Reader, Store
+from perdure.store.commits import Behind, Busy, Commit, CommitResult, Committed, NewMessage
+from perdure.store.ports import Store
+from perdure.store.reader import Reader
+from perdure.store.requests import NewRun
 from perdure.testing.builders import (
     TO_SUCCEEDED,
     claim_one,

@@ -4,8 +4,10 @@ from dataclasses import replace
 
 from perdure.protocol.ids import TOOL_CALL
 from perdure.protocol.states import AttemptEnd, ParkedOn, RunState
-from perdure.store.commits import DueTimer, NewCallback, NoticeDue, TimerKind
-from perdure.store.ports import Reader, Store
+from perdure.store.commits import NewCallback, NoticeDue
+from perdure.store.ports import Store
+from perdure.store.reader import Reader
+from perdure.store.requests import DueTimer, TimerKind
 from perdure.testing.builders import (
     BACKOFF_S,
     FAILED,

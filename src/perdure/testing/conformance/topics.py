@@ -12,7 +12,8 @@ from perdure.protocol.policies import Budget
 from perdure.protocol.records import ThreadRow
 from perdure.protocol.runs import Caller
 from perdure.protocol.topics import SUBSCRIPTIONS_MAX, SubscriptionRow, SubscriptionTerms
-from perdure.store.ports import Reader, Store
+from perdure.store.ports import Store
+from perdure.store.reader import Reader
 from perdure.testing.builders import new_id, new_thread
 from perdure.testing.clock import START
 from perdure.testing.conformance.base import Contract

@@ -6,19 +6,10 @@ from perdure.protocol import ids
 from perdure.protocol.events import AttemptEvent, CancelEvent
 from perdure.protocol.runs import RunRow
 from perdure.protocol.states import AttemptEnd, ParkedOn, RunState
-from perdure.store.commits import (
-    Behind,
-    CancelRequested,
-    Commit,
-    Committed,
-    DueTimer,
-    LeaseLost,
-    NewBlob,
-    NewRun,
-    Refused,
-    TimerKind,
-)
-from perdure.store.ports import Reader, RunFilter, Store
+from perdure.store.commits import Behind, CancelRequested, Commit, Committed, LeaseLost, Refused
+from perdure.store.ports import Store
+from perdure.store.reader import Reader, RunFilter
+from perdure.store.requests import DueTimer, NewBlob, NewRun, TimerKind
 from perdure.testing.builders import (
     EXECUTING,
     FAILED,

@@ -15,7 +15,8 @@ from perdure.protocol.states import (
 from perdure.store.commits import (
     HotUpdate,
 )
-from perdure.store.ports import Reader, Store
+from perdure.store.ports import Store
+from perdure.store.reader import Reader
 from perdure.testing.builders import (
     EXECUTING,
     FAILED,

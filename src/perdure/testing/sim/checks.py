@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 
 from perdure.engine.answers import Reply
 from perdure.ops.verify import verify
-from perdure.protocol.events import RecordedEvent, ResumeEvent, StateEvent
+from perdure.protocol.events import ResumeEvent, StateEvent
 from perdure.protocol.failures import FailureCode
+from perdure.protocol.log import RecordedEvent
 from perdure.protocol.runs import RunRow
 from perdure.protocol.states import TERMINAL, Answer, RunState
 from perdure.store.memory import MemoryDatabase
-from perdure.store.ports import RunFilter
+from perdure.store.reader import RunFilter
 from perdure.testing.sim.actors import Effect
 
 PAGE = 500

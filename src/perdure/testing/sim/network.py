@@ -20,9 +20,11 @@ from perdure.protocol.errors import PerdureError, Unavailable
 from perdure.protocol.runs import RunHot
 from perdure.signals.bells import Bell
 from perdure.signals.ports import CANCEL_TOPIC, Wakeup
-from perdure.store.commits import CancelWish, Commit, Committed
+from perdure.store.commits import Commit, Committed
 from perdure.store.memory import MemoryDatabase
-from perdure.store.ports import Reader, Store
+from perdure.store.ports import Store
+from perdure.store.reader import Reader
+from perdure.store.requests import CancelWish
 from perdure.testing.clock import START
 from perdure.testing.faults import Boundary, boundaries_of
 from perdure.testing.sim.loop import START_S, Process, VirtualLoop, current_process

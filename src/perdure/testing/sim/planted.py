@@ -12,9 +12,10 @@ from perdure.engine.core import Core
 from perdure.protocol.runs import RunHot
 from perdure.protocol.states import InterruptStatus
 from perdure.store import rules
-from perdure.store.commits import ClaimWant, Commit, CommitResult
+from perdure.store.commits import Commit, CommitResult
 from perdure.store.memory import applying
-from perdure.store.ports import InterruptFilter
+from perdure.store.reader import InterruptFilter
+from perdure.store.requests import ClaimWant
 
 Give = Callable[[Core, str, str, Reply], Awaitable[Answered]]
 

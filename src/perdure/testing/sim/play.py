@@ -24,14 +24,14 @@ from perdure.engine.submit import RunOrder, submit_run
 from perdure.protocol.base import TENANT_DEFAULT
 from perdure.protocol.codec import digest
 from perdure.protocol.errors import NotFound, PerdureError, Unavailable
-from perdure.protocol.events import RecordedEvent
+from perdure.protocol.log import RecordedEvent
 from perdure.protocol.policies import Timeouts
 from perdure.protocol.records import InterruptRow
 from perdure.protocol.runs import Caller, RunContext, RunOptions
 from perdure.protocol.states import TERMINAL, Answer, InterruptKind, InterruptStatus
-from perdure.store.commits import CancelWish
 from perdure.store.memory import MemoryDatabase
-from perdure.store.ports import InterruptFilter
+from perdure.store.reader import InterruptFilter
+from perdure.store.requests import CancelWish
 from perdure.testing.embedded import new_worker
 from perdure.testing.faults import Boundary
 from perdure.testing.sim.actors import Outside, Workplace, catalog, inline_tools, workplace
