@@ -5,13 +5,25 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import anyio
+import pytest
 
+from perdure.engine import compensation
+from perdure.engine.callbacks import call_back
+from perdure.engine.compensation import TRIES_MAX
 from perdure.engine.context import PlannerContext
-from perdure.engine.ports import HostedAgent
+from perdure.engine.ports import HostedAgent, ToolInvocation, ToolOutcome
 from perdure.protocol.decisions import Decision, Finish
 from perdure.protocol.events import ActionEvent, CancelEvent, CompensationEvent, StateEvent
 from perdure.protocol.runs import status_of
-from perdure.protocol.states import CancelAction, CancelOption, RunState, RunStatus
+from perdure.protocol.states import (
+    CancelAction,
+    CancelOption,
+    ParkedOn,
+    RunState,
+    RunStatus,
+    ToolCallStatus,
+)
+from perdure.protocol.tools import ToolResult, ToolSpec
 from perdure.testing.embedded import SETTINGS, Embedded, call, calls, scripted, unasked
 from perdure.testing.tools import ToolZoo
 from perdure.tools import (
@@ -23,9 +35,13 @@ from perdure.tools import (
     ToolUnavailable,
     agent_as_tool,
     not_happened,
+    pending,
     succeeded,
     tool,
 )
+from perdure.tools.limits import KeptPlace
+from perdure.tools.results import unavailable
+from perdure.tools.runner import LocalToolRunner
 from tests.flow.world import data_of, flow, swept_until
 
 COMPENSATE = CancelOption.COMPENSATE
@@ -310,3 +326,146 @@ async def test_what_no_worker_can_undo_in_time_is_reported(url: str, zoo: ToolZo
         await swept_until(engine, run_id, lambda row: row.hot.finished_at is not None)
         assert undone(await cancelled(engine, run_id)) == {"order": "not_started"}
         assert shop.log == ["order a"]
+
+
+async def test_a_try_that_did_not_begin_uses_up_none(
+    url: str, zoo: ToolZoo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R-9.4: tools that hold every place keep others waiting, and make nothing fail for good."""
+    monkeypatch.setattr(compensation, "RETRY_S", 0.01)
+    shop = Shop()
+    zoo.registry.add(*shop.tools())
+    script = [call("order", item="a"), call("pay", amount=1)]
+    refused: list[int] = []
+    undo, reserve = LocalToolRunner.compensate, LocalToolRunner.reserve
+    asked: list[str] = []
+
+    def full_first(runner: LocalToolRunner, spec: ToolSpec, timeout_s: float) -> KeptPlace | None:
+        asked.append(spec.name)
+        return None if len(asked) == 1 else reserve(runner, spec, timeout_s)
+
+    async def late(runner: LocalToolRunner, invocation: ToolInvocation) -> ToolOutcome:
+        if len(refused) < TRIES_MAX + 2:
+            refused.append(invocation.execution)
+            return ToolOutcome(result=unavailable("it was not started: no thread"), begun=False)
+        return await undo(runner, invocation)
+
+    async with flow(url, [buyer(script)], zoo) as engine:
+        run_id = await engine.submit("buyer")
+        await engine.wait_waiting(run_id)
+        asked.clear()
+        monkeypatch.setattr(LocalToolRunner, "compensate", late)
+        monkeypatch.setattr(LocalToolRunner, "reserve", full_first)
+        await engine.cancel(run_id, options=COMPENSATE)
+        assert undone(await cancelled(engine, run_id)) == {"order": "succeeded"}
+        tries = data_of(await engine.events(run_id), CompensationEvent)
+        ends = [(item.status, item.begun) for item in tries if item.status != "started"]
+        assert ends == [("failed", False)] * (TRIES_MAX + 2) + [("succeeded", True)]
+        assert len(asked) == TRIES_MAX + 4  # without a place nothing was written
+
+
+async def test_what_a_blocking_tool_keeps_from_beginning_is_told_as_not_started(
+    url: str, zoo: ToolZoo
+) -> None:
+    """R-9.4: until `worker.compensation_deadline_s`, and never as failed."""
+    shop = Shop()
+    zoo.registry.add(*shop.tools())
+    script = [call("order", item="a"), call("pay", amount=1)]
+    settings = replace(SETTINGS, compensation_deadline_s=0.5)
+
+    async def never(runner: LocalToolRunner, invocation: ToolInvocation) -> ToolOutcome:
+        del runner, invocation
+        return ToolOutcome(result=unavailable("it was not started: no thread"), begun=False)
+
+    with pytest.MonkeyPatch.context() as patch:
+        async with flow(url, [buyer(script)], zoo, settings=settings) as engine:
+            run_id = await engine.submit("buyer")
+            await engine.wait_waiting(run_id)
+            patch.setattr(LocalToolRunner, "compensate", never)
+            await engine.cancel(run_id, options=COMPENSATE)
+            assert undone(await cancelled(engine, run_id)) == {"order": "not_started"}
+            assert shop.log == ["order a"]
+
+
+async def test_a_try_of_unknown_outcome_is_told_though_later_ones_failed(
+    url: str, zoo: ToolZoo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R-5.7: the first try may have undone it; a person has to look."""
+    monkeypatch.setattr(compensation, "RETRY_S", 0.01)
+    tries: list[int] = []
+
+    async def undo(performed: Performed, context: ToolContext) -> None:
+        del performed, context
+        tries.append(1)
+        if len(tries) == 1:
+            await anyio.sleep_forever()
+        raise ToolUnavailable("the shop is closed")
+
+    @tool(
+        side_effect="external",
+        timeout_s=0.2,
+        trusted=True,
+        idempotent=False,
+        compensate=undo,
+        compensate_idempotent=True,
+    )
+    def book(item: str) -> str:
+        return item
+
+    zoo.registry.add(*Shop().tools(), book)
+    script = [call("book", item="a"), call("pay", amount=1)]
+    async with flow(url, [buyer(script, more=("book",))], zoo) as engine:
+        run_id = await engine.submit("buyer")
+        await engine.wait_waiting(run_id)
+        await engine.cancel(run_id, options=COMPENSATE)
+        assert undone(await cancelled(engine, run_id)) == {"book": "unknown"}
+        assert len(tries) == TRIES_MAX
+
+
+async def test_a_callback_while_others_are_undone_is_taken_and_undone_too(
+    url: str, zoo: ToolZoo
+) -> None:
+    """R-5.10: the run has not ended, so what is told of its call counts."""
+    shop = Shop()
+    taken = anyio.Event()
+
+    async def undo(performed: Performed, context: ToolContext) -> None:
+        del context
+        shop.log.append(f"undo {performed.output}")
+        if performed.output == "first":
+            shop.undoing.set()
+            await taken.wait()
+
+    declared: dict[str, Any] = {
+        "side_effect": "external",
+        "timeout_s": 5,
+        "trusted": True,
+        "idempotent": False,
+        "compensate": undo,
+    }
+
+    @tool(**declared)
+    def book() -> str:
+        return "first"
+
+    @tool(**declared)
+    def book_later() -> Returned:
+        return pending(external_ref="later")
+
+    zoo.registry.add(*shop.tools(), book, book_later)
+    script = [calls(("book", {}), ("book_later", {}))]
+    async with flow(url, [buyer(script, more=("book", "book_later"))], zoo) as engine:
+        run_id = await engine.submit("buyer")
+        await engine.wait_until(run_id, lambda row: row.hot.parked_on is ParkedOn.CALLBACK)
+        rows = await engine.core.reader.list_tool_calls(run_id, after=None, limit=10)
+        (later,) = [row for row in rows if row.tool == "book_later"]
+        await engine.cancel(run_id, options=COMPENSATE)
+        await shop.undoing.wait()
+        result = ToolResult(status=ToolCallStatus.SUCCEEDED, output="second")
+        for replayed in (False, True):
+            back = await call_back(engine.core, engine.tenant_id, later.tool_call_id, result)
+            assert (back.replayed, back.row.status) == (replayed, ToolCallStatus.SUCCEEDED)
+        taken.set()
+        report = await cancelled(engine, run_id)
+        assert undone(report) == {"book": "succeeded", "book_later": "succeeded"}
+        assert shop.log == ["undo first", "undo second"]

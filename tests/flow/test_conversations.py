@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import anyio
 import anyio.to_thread
+import pytest
 from pydantic import JsonValue
 
 from perdure.agents.code import agent
@@ -22,11 +23,14 @@ from perdure.agents.patterns.conversation import (
 from perdure.engine.context import PlannerContext
 from perdure.engine.ports import HostedAgent
 from perdure.protocol.decisions import Ask, Decision, Finish, GiveUp
+from perdure.protocol.errors import ThreadBusy
 from perdure.protocol.events import ChildEvent, ModelEvent, StateEvent
 from perdure.protocol.failures import FailureCode
 from perdure.protocol.messages import Message, TextPart
 from perdure.protocol.states import Answer, RunState
 from perdure.service.base import Service
+from perdure.service.branches import RetryRequest, retry
+from perdure.service.principal import LOCAL
 from perdure.service.trees import interrupts_in_tree
 from perdure.store.reader import RunFilter
 from perdure.testing.embedded import SETTINGS, Embedded, call, scripted
@@ -237,3 +241,34 @@ async def test_code_speaks_with_a_participant(url: str) -> None:
         assert second[0][0] == "who"
         assert len(second[0]) == 2
         assert alone == [[], "again"]
+
+
+async def test_a_participants_thread_stays_while_the_conversation_goes_on(url: str) -> None:
+    """R-11.3, R-13.4: deleting it is refused until the conversation has ended."""
+    said = anyio.Event()
+
+    async def select(talk: Talk) -> str | None:
+        if len(talk.speeches) == 1 and not said.is_set():
+            said.set()
+            await anyio.sleep_forever()
+        return None if len(talk.speeches) == 2 else "writer"
+
+    agents = [
+        conversation("talk", "1", [WRITER], select=select),
+        speaking("writing", counting("draft")),
+    ]
+    async with flow(url, agents) as engine:
+        run_id = await engine.submit("talk", "a poem")
+        await said.wait()
+        where = RunFilter(parent_run_id=run_id)
+        (child,) = await engine.core.reader.list_runs(None, where, after=None, limit=10)
+        store, thread_id = engine.core.store, child.facts.thread_id
+        with pytest.raises(ThreadBusy) as busy:
+            await store.delete_thread(engine.tenant_id, thread_id)
+        assert busy.value.details == {"run_id": run_id}
+        await engine.cancel(run_id)
+        await engine.wait_terminal(run_id)
+        assert await store.delete_thread(engine.tenant_id, thread_id)
+        made = await retry(Service(core=engine.core), LOCAL, run_id, RetryRequest())
+        end = await end_of(engine, made.run.run_id)
+        assert end.answer == "draft 1 after ['draft 1 after []']"  # in a thread of its own

@@ -62,7 +62,7 @@ async def call_back(
     def change(row: RunRow, draft: Draft) -> bool:
         snapshot = draft.view.snapshot
         waiting = snapshot.open_calls.get(tool_call_id)
-        if waiting is None or row.hot.cancel_epoch > 0 or snapshot.ending is not None:
+        if waiting is None or _is_ending(row, draft):
             return False
         if not _takes(draft, waiting):
             return False
@@ -98,6 +98,15 @@ async def _check_output(core: Core, call: ToolCallRow, result: ToolResult) -> No
             problem = problem_with_value(schema, result.output) if schema is not None else None
             if problem is not None:
                 raise Invalid(f"the output does not fit {call.tool} at {problem}", field="/output")
+
+
+def _is_ending(row: RunRow, draft: Draft) -> bool:
+    """Tell whether the run is being ended. While nobody holds it and what it did is undone, it
+    still takes what is told of a call: that one is then undone too.
+    """
+    if row.hot.lease_owner is None and row.hot.parked_on is ParkedOn.CLOSING:
+        return False
+    return row.hot.cancel_epoch > 0 or draft.view.snapshot.ending is not None
 
 
 def _takes(draft: Draft, call: OpenCall) -> bool:
@@ -199,7 +208,10 @@ def _wake(row: RunRow, draft: Draft) -> None:
     if hot.lease_owner is not None:
         return
     draft.parked_on = hot.parked_on
+    draft.with_checkpoint = snapshot.cancel_epoch == 0
     match hot.parked_on:
+        case ParkedOn.CLOSING:
+            pass
         case ParkedOn.CALLBACK | ParkedOn.CHILD:
             if not (waits_for_callbacks(snapshot) or waits_for_children(snapshot)):
                 draft.parked_on = None

@@ -13,7 +13,7 @@ that may help; the others are undone all the same, and the end of the run tells 
 """
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Literal
 
@@ -26,7 +26,7 @@ from perdure.engine.committer import announce
 from perdure.engine.core import Core
 from perdure.engine.draft import Draft
 from perdure.engine.load import Damaged, load_view
-from perdure.engine.ports import ToolInvocation, ToolOutcome, ToolRunner
+from perdure.engine.ports import Place, ToolInvocation, ToolOutcome, ToolRunner
 from perdure.engine.tree import close_unheld
 from perdure.engine.undoing import Undo, asks_to_compensate, performed, read_undoing
 from perdure.engine.values import keep, short
@@ -49,6 +49,7 @@ RUNS_MAX = 16
 TRIES_MAX = 3
 LOOKUP_TIMEOUT_S = 10.0
 RETRY_S = 0.5
+WAIT_S_MAX = 30.0
 WRITES_MAX = 20
 
 
@@ -133,13 +134,17 @@ class _Turn:
         return False
 
     async def _undo(self, item: Undo, now: datetime, *, is_late: bool) -> bool:
-        """Take one call a try further; False when this is not for this worker now."""
+        """Take one call a try further; False when this is not for this worker now.
+
+        A place is kept before `started` is written: what only waits uses up no try.
+        """
         number = 1 if item.last is None else item.last.number + 1
         if item.is_under_way:
             begun_s = (now - item.tries[-1][0]).total_seconds()
             if begun_s < self._window_s(item):
                 return False  # whoever began it may still be at it
-            if is_late or number > TRIES_MAX or not item.spec.compensate_idempotent:
+            used_up = item.tries_used >= TRIES_MAX
+            if is_late or used_up or not item.spec.compensate_idempotent:
                 cut_off = _failed("the try was cut off: whether it took effect is not known")
                 return await self._end(item, number - 1, "unknown", cut_off)
         spec = self.tools.find(item.call.tool, item.call.version)
@@ -149,6 +154,18 @@ class _Turn:
             args = await performed(self.core, item)
         except LookupError as error:
             return await self._end(item, number, "failed", _failed(str(error)))
+        place = self.tools.reserve(spec, self._timeout_s(item))
+        if place is None:
+            return False  # a sweep, of any worker, offers it again
+        try:
+            return await self._try(item, spec, args, number, place)
+        finally:
+            place.give_back()
+
+    async def _try(
+        self, item: Undo, spec: ToolSpec, args: dict[str, JsonValue], number: int, place: Place
+    ) -> bool:
+        """Begin a try and see it to its end; False when the next one is not to be begun here."""
         sent = self.core.clock.monotonic()
         draft = self._draft(self._window_s(item))
         draft.add(_event(item, number, "started", self.run_id))
@@ -156,15 +173,17 @@ class _Turn:
             return True
         if self.core.clock.monotonic() - sent > self.core.settings.lease_margin_s:
             stood_still = _failed("it was not begun: the worker had stood still", retryable=True)
-            return await self._end(item, number, "failed", stood_still)
+            return await self._end(item, number, "failed", stood_still, begun=False)
         outcome: ToolOutcome | None = None
         with anyio.move_on_after(2 * self._timeout_s(item)):  # for its slot, and for itself
-            outcome = await self.tools.compensate(self._invocation(item, spec, args, number))
+            outcome = await self.tools.compensate(
+                replace(self._invocation(item, spec, args, number), place=place)
+            )
         if outcome is None:
             return await self._end(item, number, "unknown", _failed("it did not end in time"))
         result = outcome.result
         status: _Ended = _STATUS.get(result.status, "unknown")
-        return await self._end(item, number, status, result.error, result)
+        return await self._end(item, number, status, result.error, result, begun=outcome.begun)
 
     async def _end(
         self,
@@ -173,29 +192,44 @@ class _Turn:
         status: _Ended,
         error: Failure | None,
         result: ToolResult | None = None,
+        *,
+        begun: bool = True,
     ) -> bool:
         """Record what a try came to, and wait before the next one of the same call.
+
+        One that did not begin uses up no try. The next one is waited for by nobody: whichever
+        worker finds it due, later each time, may begin it.
 
         Somebody else may write to the run meanwhile: a second cancel, a late result. What came of
         the try is recorded all the same, unless another worker has taken the run over.
         """
-        again = number < TRIES_MAX and (
-            (status == "failed" and error is not None and error.retryable)
-            or (status == "unknown" and item.spec.compensate_idempotent)
+        is_counted = item.last is not None and item.last.number == number
+        used = item.tries_used if is_counted else item.tries_used + 1
+        again = not begun or (
+            used < TRIES_MAX
+            and (
+                (status == "failed" and error is not None and error.retryable)
+                or (status == "unknown" and item.spec.compensate_idempotent)
+            )
         )
-        delay_s = RETRY_S * number if again else 0.0
+        delay_s = RETRY_S * used if again else 0.0
+        if not begun:
+            delay_s = min(RETRY_S * 2**item.not_begun_since, WAIT_S_MAX)
         told = _event(item, number, status, self.run_id).model_copy(
             update={
                 "detail": _detail(result),
                 "external_ref": None if result is None else result.external_ref,
                 "error": error,
                 "again": again,
+                "begun": begun,
             }
         )
         for _ in range(WRITES_MAX):
             draft = self._draft(delay_s)
             draft.add(told)
             if await self._write(draft):
+                if not begun:
+                    return False
                 await anyio.sleep(delay_s)
                 return True
             row = await self._load()

@@ -155,12 +155,14 @@ class ProducedArtifact:
 class ToolOutcome:
     """What an execution came to, with the artifacts it made.
 
-    `output_ref` stands for an output that is stored already, a child's answer.
+    `output_ref` stands for an output that is stored already, a child's answer. `begun` is False
+    when nothing of the tool's code ran: there was no place, thread or process for it.
     """
 
     result: ToolResult
     artifacts: tuple[ProducedArtifact, ...] = ()
     output_ref: BlobRef | None = None
+    begun: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,7 @@ from perdure.protocol.events import (
     CompensationEvent,
     ResultEvent,
     ResumeEvent,
+    became_of_undoing,
 )
 from perdure.protocol.failures import FailureCode
 from perdure.protocol.log import EventData, Unknown
@@ -55,6 +56,18 @@ class Undo:
     def last(self) -> CompensationEvent | None:
         """Return what was recorded of it last."""
         return self.tries[-1][1] if self.tries else None
+
+    @property
+    def tries_used(self) -> int:
+        """Return how many tries began, or may have."""
+        not_begun = {one.number for _, one in self.tries if not one.begun}
+        return len({one.number for _, one in self.tries} - not_begun)
+
+    @property
+    def not_begun_since(self) -> int:
+        """Return how many tries, the last ones without a gap, did not begin."""
+        ends = [one for _, one in self.tries if one.status != "started"]
+        return next((i for i, one in enumerate(reversed(ends)) if one.begun), len(ends))
 
     @property
     def is_over(self) -> bool:
@@ -112,10 +125,7 @@ class Undoing:
 
 
 def _told(item: Undo) -> str:
-    last = item.last
-    if last is None:
-        return "not_started"
-    return "unknown" if last.status == "started" else last.status
+    return became_of_undoing([one for _, one in item.tries])
 
 
 def asks_to_compensate(options: CancelOption) -> bool:

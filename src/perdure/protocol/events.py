@@ -6,6 +6,7 @@ starts at 1, has no gaps, and was assigned in the transaction of the fact it rep
 Readers accept types they do not know as `Unknown`, so that an older release passes them through.
 """
 
+from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import Field
@@ -304,6 +305,7 @@ class CompensationEvent(Stored):
 
     `key` is the idempotency key of the compensation, the same for every try, `number` which try
     it is. `again`: it is tried once more. `run_id` is set when the call is that of a run below.
+    A try whose `begun` is false ended before anything of the tool ran: it uses up none.
     """
 
     type: Literal["compensation"] = "compensation"
@@ -316,6 +318,22 @@ class CompensationEvent(Stored):
     external_ref: str | None = None
     error: Failure | None = None
     again: bool = False
+    begun: bool = True
+
+
+def became_of_undoing(tries: Sequence[CompensationEvent]) -> str:
+    """Return what the end of a run tells of undoing a call, by its `compensation` events in order.
+
+    A try whose end is not known may have been the one that undid it, also when later ones failed.
+    """
+    not_begun = {one.number for one in tries if not one.begun}
+    ends = {one.number: one.status for one in tries if one.number not in not_begun}
+    told = set(ends.values())
+    if "succeeded" in told:
+        return "succeeded"
+    if told & {"started", "unknown"}:
+        return "unknown"
+    return "failed" if told else "not_started"
 
 
 class GuardrailEvent(Stored):

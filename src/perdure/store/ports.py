@@ -235,7 +235,8 @@ class Store(Protocol):
         of it say too; when such a branch goes later, they go with it. Subscriptions to its topics
         end, and one whose inbox it is. Runs, calls and artifacts
         stay; see `expire_deleted` for their history. Raises NotFound, ThreadBusy while a run of
-        the thread has not ended.
+        the thread has not ended, or the parent of one that it did not detach: it may speak there
+        again, and undoes what was done there from its history.
         """
         ...
 

@@ -185,7 +185,7 @@ class LocalToolRunner:
         spec = invocation.spec
         tool = self.registry.get(spec.name, spec.version)
         if tool is None or tool.compensate is None:
-            return ToolOutcome(result=not_found(spec.name, spec.version))
+            return ToolOutcome(result=not_found(spec.name, spec.version), begun=False)
         outcome = await self._run(tool, tool.compensate, invocation, "compensate")
         return outcome or _outcome(unknown("the compensation ended without a word"))
 
@@ -413,4 +413,4 @@ def _outcome(result: ToolResult) -> ToolOutcome:
 
 
 def _unavailable(reason: str) -> ToolOutcome:
-    return ToolOutcome(result=unavailable(reason))
+    return ToolOutcome(result=unavailable(reason), begun=False)

@@ -4,7 +4,7 @@ from collections import defaultdict
 
 from perdure.ops.verify.checks import Found, rule
 from perdure.ops.verify.record import LogLine, RunRecord
-from perdure.protocol.events import CancelEvent, CompensationEvent, StateEvent
+from perdure.protocol.events import CancelEvent, CompensationEvent, StateEvent, became_of_undoing
 from perdure.protocol.failures import FailureCode
 from perdure.protocol.states import ToolCallStatus
 
@@ -89,10 +89,11 @@ def told_at_the_end(record: RunRecord) -> Found:
     }
     for tool_call_id, tries in _tries(record).items():
         last = tries[-1][1].status
+        became = became_of_undoing([data for _, data in tries])
         if last == "started" and cancelled:
             yield tool_call_id, "the run ended while it was being undone"
-        elif cancelled and end.data.effects is not None and told.get(tool_call_id) != last:
-            yield tool_call_id, f"undoing it is {last}, the end tells {told.get(tool_call_id)}"
+        elif cancelled and end.data.effects is not None and told.get(tool_call_id) != became:
+            yield tool_call_id, f"undoing it is {became}, the end tells {told.get(tool_call_id)}"
 
 
 RULES = (asked_for, begun_and_ended, told_at_the_end)

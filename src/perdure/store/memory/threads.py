@@ -102,10 +102,15 @@ def delete(tables: Tables, tenant_id: str, thread_id: str) -> bool:
     if thread.deleted_at is not None:
         return False
     for run in tables.runs.values():
-        if run.facts.thread_id == thread_id and run.hot.state not in TERMINAL:
-            raise ThreadBusy(
-                "a run of the thread has not ended", details={"run_id": run.facts.run_id}
-            )
+        if run.facts.thread_id != thread_id:
+            continue
+        parent = None if run.facts.detached else tables.runs.get(run.facts.parent_run_id or "")
+        for one in (run, parent):
+            if one is not None and one.hot.state not in TERMINAL:
+                raise ThreadBusy(
+                    "a run of the thread, or one above it, has not ended",
+                    details={"run_id": one.facts.run_id},
+                )
     now = tables.clock()
     tables.threads[thread_id] = replace(
         thread,

@@ -137,7 +137,7 @@ async def delete_thread(
     busy = await connection.fetch(SQL["find_unfinished_run"], thread)
     if busy:
         raise ThreadBusy(
-            "a run of the thread has not ended",
+            "a run of the thread, or one above it, has not ended",
             details={"run_id": id_in(RUN, busy[0]["run_id"])},
         )
     if found.metadata:

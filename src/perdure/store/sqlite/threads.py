@@ -124,7 +124,8 @@ def delete_thread(tx: Transaction, tenant_id: str, thread_id: str) -> bool:
     busy = tx.one("find_unfinished_run", thread)
     if busy is not None:
         raise ThreadBusy(
-            "a run of the thread has not ended", details={"run_id": f"run_{busy[0].hex()}"}
+            "a run of the thread, or one above it, has not ended",
+            details={"run_id": f"run_{busy[0].hex()}"},
         )
     for tag in tags_of(found.metadata):
         tx.run("delete_thread_tags", tenant_id, pack_digest(tag), thread)

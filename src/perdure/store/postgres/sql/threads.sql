@@ -74,7 +74,11 @@ SELECT t.thread_id, t.tenant_id, t.title, t.metadata, t.participants, t.capabili
 
 -- name: find_unfinished_run
 SELECT r.run_id FROM runs AS r JOIN run_state AS s ON s.run_id = r.run_id
- WHERE r.thread_id = $1::uuid AND s.finished_at IS NULL LIMIT 1;
+ WHERE r.thread_id = $1::uuid AND s.finished_at IS NULL
+ UNION ALL
+SELECT r.parent_run_id FROM runs AS r JOIN run_state AS s ON s.run_id = r.parent_run_id
+ WHERE r.thread_id = $1::uuid AND NOT r.detached AND s.finished_at IS NULL
+ LIMIT 1;
 
 -- name: bury_thread
 UPDATE threads SET title = '', metadata = $3, participants = $4, capabilities = $4,

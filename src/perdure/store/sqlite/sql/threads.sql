@@ -78,7 +78,10 @@ LIMIT ?3;
 
 -- name: find_unfinished_run
 SELECT r.run_id FROM runs AS r CROSS JOIN run_state AS s ON s.run_id = r.run_id
-WHERE r.thread_id = ? AND s.finished_at IS NULL
+WHERE r.thread_id = ?1 AND s.finished_at IS NULL
+UNION ALL
+SELECT r.parent_run_id FROM runs AS r CROSS JOIN run_state AS s ON s.run_id = r.parent_run_id
+WHERE r.thread_id = ?1 AND r.detached = 0 AND s.finished_at IS NULL
 LIMIT 1;
 
 -- name: bury_thread
