@@ -11,12 +11,14 @@ from pydantic import JsonValue
 
 from perdure.engine.core import Core
 from perdure.engine.draft import Draft
+from perdure.engine.origin import retried
 from perdure.engine.ports import LocalStep, Place, ToolInvocation, ToolOutcome, ToolRunner
 from perdure.engine.results import add_result, runtime_result
 from perdure.engine.snapshot import OpenCall, is_side_effect
 from perdure.engine.view import RunView
 from perdure.protocol.events import ErrorEvent, ResumeEvent
 from perdure.protocol.failures import Failure, FailureCode, Stage
+from perdure.protocol.records import ToolCallRow
 from perdure.protocol.states import (
     AttemptEnd,
     CancelOption,
@@ -200,20 +202,41 @@ def _effect(call: OpenCall, outcome: ToolOutcome, *, undoes: bool) -> dict[str, 
 
 
 async def finished_effects(core: Core, view: RunView) -> list[dict[str, JsonValue]]:
-    """Return the side effects of finished calls: what cannot be undone by cancelling (R-9.4)."""
+    """Return the side effects of finished calls: what cannot be undone by cancelling (R-9.4).
+
+    Those that a retry shares with the runs it goes on from have their `run_id`.
+    """
     rows = await core.reader.list_tool_calls(
         view.facts.run_id, after=None, limit=CALLS_REPORTED_MAX
     )
-    return [
-        {
-            "tool_call_id": row.tool_call_id,
-            "tool": row.tool,
-            "status": row.status,
-            "external_ref": row.external_ref,
-        }
-        for row in rows
-        if is_side_effect(row.side_effect) and row.status in _LEFT
-    ]
+    effects = [_finished(row) for row in rows if _has_left(row)]
+    known = {row.tool_call_id for row in rows} | set(view.snapshot.open_calls)
+    for shared in await retried(core.reader, view.facts):
+        rows = await core.reader.list_tool_calls(
+            shared.facts.run_id, after=None, limit=CALLS_REPORTED_MAX
+        )
+        effects += [
+            {"run_id": row.run_id, **_finished(row)}
+            for row in rows
+            if _has_left(row)
+            and row.tool_call_id not in known
+            and row.result_seq is not None
+            and row.result_seq <= shared.until
+        ]
+    return effects[:CALLS_REPORTED_MAX]
+
+
+def _has_left(row: ToolCallRow) -> bool:
+    return is_side_effect(row.side_effect) and row.status in _LEFT
+
+
+def _finished(row: ToolCallRow) -> dict[str, JsonValue]:
+    return {
+        "tool_call_id": row.tool_call_id,
+        "tool": row.tool,
+        "status": row.status,
+        "external_ref": row.external_ref,
+    }
 
 
 def begun_calls(view: RunView) -> list[OpenCall]:

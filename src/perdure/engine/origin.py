@@ -5,6 +5,7 @@ origin itself; nothing of it is copied (R-7.5). The engine and `perdure verify` 
 """
 
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from perdure.engine.fold import begin_own, fold
@@ -44,6 +45,23 @@ async def origins_of(reader: Reader, facts: RunFacts) -> list[Shared]:
         found.append(Shared(facts=row.facts, until=facts.origin_seq or 0))
         facts = row.facts
     return found[::-1]
+
+
+async def retried(reader: Reader, facts: RunFacts) -> list[Shared]:
+    """Return the runs that a run goes on from as their retry, the last one first.
+
+    What is shared with others, or cannot be read any more, is left out.
+    """
+    found: list[Shared] = []
+    if facts.retry_of is None:
+        return found
+    with suppress(OriginGone):
+        for shared in reversed(await origins_of(reader, facts)):
+            if facts.retry_of is None:
+                break
+            found.append(shared)
+            facts = shared.facts
+    return found
 
 
 async def shared_events(reader: Reader, shared: Shared) -> AsyncIterator[RecordedEvent]:

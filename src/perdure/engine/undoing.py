@@ -5,7 +5,7 @@ it that ended before the cancel reached them, the last one first. How far each i
 run's `compensation` events.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -13,6 +13,7 @@ from pydantic import JsonValue, ValidationError
 
 from perdure.engine.core import Core
 from perdure.engine.history import load_value
+from perdure.engine.origin import retried
 from perdure.engine.snapshot import is_side_effect
 from perdure.protocol.codec import digest
 from perdure.protocol.events import (
@@ -101,10 +102,14 @@ class Undoing:
         return asked_at is not None and now >= asked_at + timedelta(seconds=deadline_s)
 
     def report(
-        self, run_id: str, effects: list[dict[str, JsonValue]]
+        self, run_id: str, effects: list[dict[str, JsonValue]], before: Mapping[str, str]
     ) -> list[dict[str, JsonValue]]:
-        """Return the effects of a run, each with what became of undoing it, and those below it."""
-        mine = {item.call.tool_call_id: _told(item) for item in self.items}
+        """Return the effects of a run, each with what became of undoing it, and those below it.
+
+        `before`: what became of it in the runs that the run is a retry of.
+        """
+        mine = dict(before)
+        mine |= {item.call.tool_call_id: _told(item) for item in self.items}
         own: list[dict[str, JsonValue]] = [
             {**effect, "compensation": mine.get(str(effect["tool_call_id"]), "none")}
             for effect in effects
@@ -158,6 +163,18 @@ async def read_undoing(core: Core, row: RunRow) -> Undoing:
             )
     items.sort(key=lambda item: (item.done_at, item.facts.depth, item.call.result_seq))
     return Undoing(items=tuple(reversed(items)), asked_at=asked_at)
+
+
+async def undone_before(core: Core, facts: RunFacts) -> dict[str, str]:
+    """Return what became of undoing calls in the runs that a run is a retry of."""
+    told: dict[str, str] = {}
+    for shared in await retried(core.reader, facts):
+        row = await core.reader.find_run(None, shared.facts.run_id)
+        if row is not None and asks_to_compensate(row.hot.cancel_options):
+            _, tries = await _tail(core, row)
+            for tool_call_id, events in tries.items():
+                told[tool_call_id] = became_of_undoing([one for _, one in events])
+    return told
 
 
 async def _tail(

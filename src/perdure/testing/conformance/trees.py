@@ -2,7 +2,10 @@
 
 from dataclasses import replace
 
+import pytest
+
 from perdure.protocol import ids
+from perdure.protocol.errors import ThreadBusy
 from perdure.protocol.events import AttemptEvent, CancelEvent
 from perdure.protocol.runs import RunRow
 from perdure.protocol.states import AttemptEnd, ParkedOn, RunState
@@ -111,6 +114,21 @@ class TreeContract(Contract):
         await write(store, ending(run.row))
         next_one = await claim_one(store)
         assert (next_one.row.facts.run_id, next_one.input_position) == (second.run_id, 2)
+
+    async def test_a_thread_of_a_child_is_not_deleted_while_its_parent_goes_on(
+        self, store: Store, reader: Reader
+    ) -> None:
+        """R-11.3, R-13.4: the parent may speak there again; a detached child's goes at once."""
+        for detached in (False, True):
+            parent, child = await family(store, reader, detached=detached)
+            tenant, thread = child.facts.tenant_id, child.facts.thread_id
+            await write(store, ending((await claim_one(store)).row))
+            if not detached:
+                with pytest.raises(ThreadBusy) as busy:
+                    await store.delete_thread(tenant, thread)
+                assert busy.value.details == {"run_id": parent.facts.run_id}
+            else:
+                assert await store.delete_thread(tenant, thread)
 
     async def test_a_child_on_a_thread_that_is_not_there_refuses_the_commit(
         self, store: Store, reader: Reader
