@@ -363,6 +363,12 @@ WHERE run_id = :run AND seq = (
     SELECT max(seq) - 1 FROM events WHERE run_id = :run AND type = :t_compensation
 );
 
+-- mutant: I74 | undone | one that did not begin has undone it
+UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.begun', json('false')) AS BLOB)
+WHERE run_id = :run AND seq = (
+    SELECT max(seq) FROM events WHERE run_id = :run AND type = :t_compensation
+);
+
 -- mutant: I75 | undone | the end tells something else
 UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.status', 'failed') AS BLOB)
 WHERE run_id = :run AND seq = (

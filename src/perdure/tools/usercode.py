@@ -120,6 +120,8 @@ class UserCode:
         if not call.claim():
             return False
         call.home.under_way -= 1
+        if call.home.under_way == 0 and call.home in self._retired:
+            call.home.close()
         return True
 
     def abandon(self, call: Call[R], on_late: Callable[[Call[R]], None]) -> None:

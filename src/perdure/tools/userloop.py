@@ -113,11 +113,13 @@ class UserLoop:
     def _receive(self, call: Call[Any]) -> None:
         if call.task is not None:
             self._stop(call, 1)
-        elif call.claim():
+        else:
             # RUF006 does not apply: the call holds its task, and its owner the call
             call.task = self._loop.create_task(self._execute(call))
 
     async def _execute(self, call: Call[Any]) -> None:
+        if not call.claim():  # taken back while something else held the loop
+            return
         call.entered = True
         with Caught() as caught:
             call.value = await call.body()

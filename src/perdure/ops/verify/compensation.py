@@ -42,7 +42,7 @@ def asked_for(record: RunRecord) -> Found:
 @rule(
     "I74",
     "The tries to undo a call have one key and gapless numbers; each is begun before it succeeds "
-    "or is unknown, ends once, and none follows the last.",
+    "or is unknown, ends once, and none follows the last. One that did not begin is not the last.",
 )
 def begun_and_ended(record: RunRecord) -> Found:
     for tool_call_id, tries in _tries(record).items():
@@ -61,6 +61,8 @@ def _problem(before: CompensationEvent | None, data: CompensationEvent) -> str |
     """Return what is wrong with one event behind the one before it, of the same call."""
     number = 0 if before is None else before.number
     is_open = before is not None and before.status == "started"
+    if not data.begun and (data.status != "failed" or not data.again):
+        return f"try {data.number} did not begin, and is {data.status} for good"
     if before is not None and not is_open and not before.again:
         return "a try follows the last one"
     if is_open and data.number == number and data.status != "started":
