@@ -11,6 +11,7 @@ import anyio
 import pytest
 from pydantic import JsonValue
 
+from perdure.agents.code import Context, agent
 from perdure.engine.answers import Reply, answer_interrupt
 from perdure.engine.core import Core
 from perdure.engine.directory import AgentDirectory
@@ -255,6 +256,24 @@ async def test_a_start_is_delayed_by_the_clock_of_the_store(url: str) -> None:
         wake_at = made.row.hot.wake_at
         assert wake_at is not None
         assert timedelta(0) <= wake_at - before - timedelta(hours=1) < timedelta(minutes=1)
+
+
+async def test_a_sleep_ends_by_the_clock_of_the_store(url: str) -> None:
+    """R-12.7, F26: begun on a node two hours ahead, ended on another."""
+
+    @agent("sleeper", "1")
+    async def sleeper(ctx: Context, input: object) -> object:
+        await ctx.sleep(0.5)
+        return "awake"
+
+    async with flow(url, [sleeper], start=False) as engine:
+        core = _ahead(engine.core)
+        await engine.run_worker(new_worker(core, engine.catalog, engine.tools, engine.policy))
+        run_id = await engine.submit("sleeper")
+        await engine.wait_until(run_id, lambda row: row.hot.wake_at is not None)
+        await engine.stop()
+        await engine.start_worker()
+        assert (await engine.wait_terminal(run_id)).hot.state is RunState.SUCCEEDED
 
 
 async def test_a_busy_row_keeps_no_run_from_its_end(url: str) -> None:

@@ -12,6 +12,7 @@ begun (its row is durable) and has no result is clarified by R-5.7, never silent
 import logging
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 
 import anyio
 from anyio.lowlevel import checkpoint
@@ -39,7 +40,7 @@ from perdure.engine.optimism import conflict_of, guard_end
 from perdure.engine.planning import draft_decision, draft_inherited, draft_model_uses
 from perdure.engine.ports import AuthorError, HostedAgent, Planner, PlannerFailure, PlannerSession
 from perdure.engine.replies import Replies
-from perdure.engine.sessions import session_of
+from perdure.engine.sessions import StoreTime, session_of
 from perdure.engine.steps import fail, rejection
 from perdure.engine.topics import find_subscribers, publishes
 from perdure.engine.tree import close_unheld, tell_parent
@@ -80,6 +81,7 @@ class Attempt:
     lease: Lease
     view: RunView
     judge: Judge
+    claimed_at: datetime
     started_at: float
     deadline_in_s: float | None
     worked_before_s: float
@@ -92,7 +94,8 @@ class Attempt:
 
     def __post_init__(self) -> None:
         self.effects = Effects(attempt=self)
-        self.session = session_of(self.core, self.agent)
+        time = StoreTime(self.core.clock, self.claimed_at, self.started_at)
+        self.session = session_of(self.core, self.agent, time)
 
     @property
     def agent(self) -> HostedAgent:

@@ -113,7 +113,7 @@ class SessionSurroundings(Protocol):
 
     @property
     def clock(self) -> Clock:
-        """The engine's clock."""
+        """The store's time of day, and the engine's monotonic clock."""
         ...
 
     async def load(self, tenant_id: str, value: Value) -> JsonValue:

@@ -325,6 +325,7 @@ class Worker:
             lease=lease,
             view=view,
             judge=judge,
+            claimed_at=hot.updated_at,
             started_at=self.core.clock.monotonic(),
             deadline_in_s=claimed.deadline_in_s,
             worked_before_s=max(0.0, worked - view.waiting_ms / 1000),
