@@ -6,6 +6,7 @@ connections behind.
 """
 
 import itertools
+import os
 from collections.abc import Awaitable, Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,6 +16,9 @@ import pytest
 
 from perdure.ops.local_postgres import LocalPostgres, local_postgres
 from perdure.store.postgres import PostgresDatabase
+
+os.environ.setdefault("PGSSLMODE", "disable")
+"""The server has no TLS; a connection that is cut off while it is asked for leaves a loose error."""
 
 _SETTINGS = {"fsync": "off", "full_page_writes": "off", "max_connections": "200"}
 _numbers = itertools.count(1)

@@ -38,7 +38,7 @@ _IN_PAY = Hook(name="effect-pay", boundary=Boundary.EFFECT, tool="pay", losses=(
 
 HOOKS: tuple[Hook, ...] = (
     Hook(name="create", boundary=Boundary.CREATE, by="submitter", losses=(0, 0, 0)),
-    Hook(name="claim", boundary=Boundary.CLAIM, losses=(0, 1, 1)),
+    Hook(name="claim", boundary=Boundary.CLAIM, losses=(0, 1, 0)),
     Hook(name="heartbeat", boundary=Boundary.HEARTBEAT, losses=(1, 1, 0)),
     Hook(name="start", boundary=Boundary.START, losses=(1, 1, 0)),
     Hook(name="decision", boundary=Boundary.DECISION, losses=(1, 1, 0)),

@@ -15,7 +15,7 @@ from perdure.protocol.states import RunState
 from perdure.service.base import Service
 from perdure.service.branches import ForkRequest, fork
 from perdure.service.principal import LOCAL
-from perdure.store import rules
+from perdure.store import keeping
 from perdure.store.requests import RetentionRule
 from perdure.testing.embedded import SETTINGS, calls, scripted
 from perdure.testing.tools import ToolZoo
@@ -123,7 +123,7 @@ async def test_a_sweep_deletes_a_bounded_number_of_events_in_one_transaction(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """R-6.8: each store call stays short, at least one history goes with it, and none is left."""
-    monkeypatch.setattr(rules, "EVENTS_AT_ONCE", 1)
+    monkeypatch.setattr(keeping, "EVENTS_AT_ONCE", 1)
     async with flow(url, [scripted("any", [Finish(answer=1)])], settings=AT_ONCE) as engine:
         runs = [await engine.submit("any") for _ in range(3)]
         for run_id in runs:

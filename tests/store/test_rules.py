@@ -383,7 +383,7 @@ def test_a_lease_is_held_by_one_worker_with_one_token() -> None:
 
 def test_one_history_goes_at_least_and_no_more_than_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """R-6.8."""
-    monkeypatch.setattr(rules, "EVENTS_AT_ONCE", 10)
+    monkeypatch.setattr(keeping, "EVENTS_AT_ONCE", 10)
     sizes = [[], [99], [99, 1], [4, 6, 1], [4, 6]]
     assert [keeping.histories_at_once(each) for each in sizes] == [0, 1, 1, 2, 2]
     assert keeping.shortest_keep_s([]) is None

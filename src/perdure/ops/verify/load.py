@@ -72,13 +72,14 @@ async def gather(reader: Reader, row: RunRow) -> RunRecord:
     log, checkpoints = await _read_log(reader, row, replayer)
     _note_documents(replayer, row, checkpoints)
     kept = row.hot.retained_from_seq  # a row whose event is gone cannot be compared with it
-    calls = [call for call in await _calls(reader, run_id) if call.action_seq >= kept]
+    every = await _calls(reader, run_id)
+    calls = [call for call in every if call.action_seq >= kept]
     asked = await _interrupts(reader, tenant, run_id)
     interrupts = [question for question in asked if question.opened_seq >= kept]
     made = await _artifacts(reader, tenant, run_id)
     artifacts = [artifact for artifact in made if artifact.seq >= kept]
     known = {call.tool_call_id for call in calls}
-    foreign, more = await _strangers(reader, row, log, (calls, interrupts, artifacts))
+    foreign, more = await _strangers(reader, row, log, (every, asked, made))
     thread = await reader.find_thread(tenant, row.facts.thread_id)
     parent_id = row.facts.parent_run_id
     return RunRecord(

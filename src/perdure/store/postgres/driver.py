@@ -16,6 +16,9 @@ from perdure.protocol.errors import Unavailable
 
 Row = Mapping[str, Any]
 
+TURN_S = 30.0
+"""How long a caller waits for a free connection of the pool; a crowd is no outage yet."""
+
 CONNECT_S = 10.0
 PORT_DEFAULT = 5432
 CLOSE_S = 2.0
@@ -166,7 +169,7 @@ class Pool:
         pool = self._pool
         if pool is None:
             raise Unavailable("the database is not open")
-        lent = await pool.acquire(timeout=CONNECT_S)
+        lent = await pool.acquire(timeout=TURN_S)
         try:
             yield cast("Connection", lent)
         except BaseException as error:
