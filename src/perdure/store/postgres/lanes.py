@@ -134,12 +134,15 @@ class Lane:
         try:
             with anyio.fail_after(SILENCE_S):
                 return await work(connection)
-        except BaseException as error:
+        except Exception as error:
             trouble = trouble_of(error)
-            if not isinstance(error, Exception) or trouble in {Trouble.LOST, Trouble.STALE_PLAN}:
+            if trouble in {Trouble.LOST, Trouble.STALE_PLAN}:
                 self.terminate()
             if trouble is Trouble.LOCKED and self._shared:
                 raise StillBusy from error
+            raise
+        except BaseException:
+            self.terminate()
             raise
 
     async def close(self) -> None:
