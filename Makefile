@@ -100,8 +100,8 @@ fuzz: $(VENV)/.dev  ## Schemathesis against the API, five minutes on each store;
 	$(BIN)/python -m tests.server.fuzz $(ARGS)
 
 .PHONY: crash
-crash: $(VENV)/.dev  ## the long kill -9 campaign
-	$(BIN)/python -m pytest tests/crash tests/store -m crash_full $(ARGS)
+crash: $(VENV)/.dev  ## the long campaigns: kill -9, crowds of clients, seeds of the simulation
+	$(BIN)/python -m pytest tests/crash tests/store tests/streams tests/sim -m crash_full $(ARGS)
 
 SEEDS := 1..500
 .PHONY: sim

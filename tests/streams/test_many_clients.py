@@ -83,7 +83,7 @@ async def test_each_clients_log_is_the_stored_log(url: str, kind: str) -> None:
         await _watch(url, kind, clients=20, runs=8)
 
 
-@pytest.mark.slow
+@pytest.mark.crash_full
 @pytest.mark.timeout(240)  # 200 clients, the server and 50 runs share one loop
 @pytest.mark.parametrize("kind", ["on", "off", "half"])
 async def test_two_hundred_clients_of_fifty_runs_see_their_logs(url: str, kind: str) -> None:
