@@ -83,7 +83,9 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n $(JOBS) --dist worksteal
 test: $(VENV)/.dev  ## all tests but those of test-node and crash; ARGS= adds options, JOBS= processes
 	$(PYTEST) $(ARGS)
 
+# One process more than cores: quick tests also wait, for other processes and for each other.
 .PHONY: test-quick
+test-quick: JOBS := 3
 test-quick: $(VENV)/.dev  ## the quick tests: without PostgreSQL, streams, snippets and mutants
 	$(PYTEST) -m "not slow and not crash_full" -k "not postgres and not openapi and not snippets and not mutants" \
 		--ignore tests/crash --ignore tests/streams $(ARGS)
