@@ -77,7 +77,7 @@ bench: $(VENV)/.dev  ## measure throughput and latency; ARGS= adds options
 # The byte code of tests is kept even where imports may not write any: making it anew costs each
 # process as much as a tenth of the quick tests.
 JOBS := 2
-PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n $(JOBS) --dist worksteal
+PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n $(JOBS) --dist worksteal
 
 .PHONY: test
 test: $(VENV)/.dev  ## all tests but those of test-node and crash; ARGS= adds options, JOBS= processes
