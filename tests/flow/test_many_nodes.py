@@ -60,6 +60,9 @@ async def _asked(engine: Embedded, agent_id: str, count: int) -> list[str]:
     for run_id in runs:
         await engine.wait_waiting(run_id)
     await engine.stop()
+    with anyio.fail_after(10):
+        while len(await engine.core.reader.due_timers(count, None)) < count:
+            await anyio.sleep(0.01)
     return runs
 
 
