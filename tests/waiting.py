@@ -5,7 +5,7 @@ from collections.abc import Callable
 import anyio
 
 
-async def eventually(holds: Callable[[], object], seconds: float = 10) -> None:
+async def eventually(holds: Callable[[], object], seconds: float = 30) -> None:
     """Return once a condition of this process holds.
 
     For runs there are bells: `Embedded.wait_until` and `World.until` hear of each commit.

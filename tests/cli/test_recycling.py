@@ -20,6 +20,6 @@ async def test_a_server_with_too_many_lost_slots_stops_in_order_by_itself(
     settings = Settings.model_validate(
         {"db": {"url": f"sqlite:///{tmp_path / 'perdure.db'}"}, "server": {"port": 0}}
     )
-    with anyio.fail_after(20):
+    with anyio.fail_after(30):
         asked, is_lost = await _serve(settings, with_worker=True, json=False)
     assert (asked.number, is_lost) == (0, True)

@@ -199,7 +199,7 @@ async def test_a_result_whose_acknowledgement_was_lost_is_not_told_as_late(
     async with engine_over(tmp_path, [agent], zoo, plan=plan) as engine:
         run_id = await engine.submit("asks")
         await engine.wait_waiting(run_id)
-        with anyio.fail_after(10):
+        with anyio.fail_after(30):
             while engine.worker.held_runs:  # noqa: ASYNC110  # the attempt's own end is no event
                 await anyio.sleep(0.01)
         await engine.drain()
@@ -287,7 +287,7 @@ async def test_a_commit_that_is_answered_while_its_caller_is_cancelled_is_answer
         committer = Committer(replace(engine.core, store=store))
         async with anyio.create_task_group() as group:
             group.start_soon(committer.run)
-            with anyio.fail_after(5), scope:
+            with anyio.fail_after(30), scope:
                 got.append(await committer.commit(commit_of(row)))
             group.cancel_scope.cancel()
     assert got == [told]

@@ -141,7 +141,7 @@ async def test_a_worker_outlives_the_sweep_that_meets_a_row_of_a_newer_release(u
         await engine.start_worker()
         other = await engine.submit("any")
         await engine.wait_terminal(other)
-        with anyio.fail_after(10):
+        with anyio.fail_after(30):
             while (await engine.run(other)).hot.retained_from_seq == 1:  # noqa: ASYNC110
                 await anyio.sleep(0.02)  # no signal tells of a sweep
 

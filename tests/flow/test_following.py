@@ -168,7 +168,7 @@ async def test_who_follows_an_idle_run_asks_for_its_row_once(url: str, limit: in
             assert await cursor.read(wait_s=0.2, limit=limit) == []
             assert reader.asked == asked
             await engine.answer(question.interrupt_id, Answer.RESPOND, value=1)
-            with anyio.fail_after(5):
+            with anyio.fail_after(30):
                 while not cursor.ended:
                     await cursor.read(wait_s=5, limit=limit)
         assert cursor.seq == (await engine.run(run_id)).hot.last_seq

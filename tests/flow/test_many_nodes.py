@@ -60,7 +60,7 @@ async def _asked(engine: Embedded, agent_id: str, count: int) -> list[str]:
     for run_id in runs:
         await engine.wait_waiting(run_id)
     await engine.stop()
-    with anyio.fail_after(10):
+    with anyio.fail_after(30):
         while len(await engine.core.reader.due_timers(count, None)) < count:
             await anyio.sleep(0.01)
     return runs
@@ -155,7 +155,7 @@ async def test_a_slow_timer_keeps_no_lease_from_being_taken_away(url: str) -> No
         core = replace(engine.core, reader=Stuck(engine.core), store=told)
         async with anyio.create_task_group() as group:
             group.start_soon(Maintenance(core=core, tools=None).run)
-            with anyio.fail_after(5):
+            with anyio.fail_after(30):
                 await told.asked.wait()
             group.cancel_scope.cancel()
 

@@ -50,7 +50,7 @@ async def test_a_run_that_kills_its_workers_costs_its_neighbours_one_attempt(url
         for _ in range(3):
             planner.struck = anyio.Event()
             await engine.start_worker()
-            with anyio.fail_after(10):
+            with anyio.fail_after(30):
                 await planner.struck.wait()
             await engine.kill_worker()
         await engine.start_worker()

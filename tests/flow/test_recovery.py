@@ -285,7 +285,7 @@ async def test_a_damaged_run_is_put_aside_and_its_planner_is_not_asked(
 
 
 async def _put_aside(engine: Embedded, run_id: str) -> None:
-    with anyio.fail_after(10):
+    with anyio.fail_after(30):
         while (row := await engine.run(run_id)).hot.parked_on is not ParkedOn.REPAIR:  # noqa: ASYNC110  # its log cannot be followed
             await anyio.sleep(0.01)
     assert waiting_on(row.hot) is WaitingOn.REPAIR

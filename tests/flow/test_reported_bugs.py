@@ -124,7 +124,7 @@ async def test_what_a_timed_out_execution_returns_is_late_and_moves_nothing(
         assert await engine.core.reader.list_late(run_id) == []
         zoo.open_gate()
         row = await engine.wait_terminal(run_id)
-        with anyio.fail_after(5):
+        with anyio.fail_after(30):
             while not await engine.core.reader.list_late(run_id):  # noqa: ASYNC110  # after the end no follower hears of it
                 await anyio.sleep(0.01)
         events = await engine.events(run_id)
@@ -555,7 +555,7 @@ async def test_a_heartbeat_without_an_answer_stops_the_work_before_the_lease_is_
     async with flow(url, [agent], zoo, settings=settings) as engine:
         run_id = await engine.submit("rests")
         await zoo.wait_started("slow")
-        with monkeypatch.context() as patch, anyio.fail_after(10):
+        with monkeypatch.context() as patch, anyio.fail_after(30):
             patch.setattr(type(engine.core.store), "renew_leases", no_answer)
             await eventually(lambda: run_id not in engine.worker.held_runs)
             hot = (await engine.run(run_id)).hot
@@ -685,7 +685,7 @@ async def test_waiting_for_an_event_can_be_given_up_and_gone_on_with(
                         seen += [event.seq for event in await cursor.read(wait_s=120)]
                 assert limit.cancelled_caught
             zoo.open_gate()
-            with anyio.fail_after(10):
+            with anyio.fail_after(30):
                 while not cursor.ended:
                     seen += [event.seq for event in await cursor.read(wait_s=120)]
         assert seen == [event.seq for event in await engine.events(run_id)]

@@ -59,7 +59,7 @@ async def tree(engine: Embedded, root: str) -> list[RunRow]:
 
 async def wait_tree(engine: Embedded, root: str, size: int) -> list[RunRow]:
     """Return a tree once it has so many runs."""
-    with anyio.fail_after(10):
+    with anyio.fail_after(30):
         while len(rows := await tree(engine, root)) < size:
             await engine.wait_event(rows[-1].facts.run_id, "attempt")
             await anyio.sleep(0.01)

@@ -61,7 +61,7 @@ async def flow(
 
 
 async def swept_until(
-    engine: Embedded, run_id: str, holds: Callable[[RunRow], bool], *, wait_s: float = 10
+    engine: Embedded, run_id: str, holds: Callable[[RunRow], bool], *, wait_s: float = 30
 ) -> RunRow:
     """Sweep until a run's row is as asked: only the clock makes timers due and leases expire."""
     with anyio.fail_after(wait_s):

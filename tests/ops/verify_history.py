@@ -398,7 +398,7 @@ async def _cancelled(engine: Embedded, runs: Runs, zoo: ToolZoo) -> None:
     await engine.core.store.request_cancel(runs["cancelled pair"], wish)  # without its signal
     zoo.open_gate()
     await engine.wait_terminal(runs["cancelled pair"])
-    with anyio.fail_after(10):
+    with anyio.fail_after(30):
         while not await engine.core.reader.list_late(runs["late"]):  # noqa: ASYNC110  # no signal
             await anyio.sleep(0.01)
     zoo.gate.clear()

@@ -160,7 +160,7 @@ async def _status_of(app: ASGIApp, receive: Receive) -> int | None:
 
     headers = [(b"content-type", b"application/json"), (b"content-length", b"9")]
     scope: Scope = {"type": "http", "method": "POST", "path": "/", "headers": headers}
-    with anyio.fail_after(5):
+    with anyio.fail_after(30):
         await app(scope, receive, send)
     return sent[0]["status"] if sent else None
 

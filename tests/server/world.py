@@ -255,7 +255,7 @@ class World:
         return await self.until_run(run_id, lambda run: run["waiting_on"] == on)
 
     async def until_run(
-        self, run_id: str, holds: Callable[[dict[str, Any]], bool], seconds: float = 10
+        self, run_id: str, holds: Callable[[dict[str, Any]], bool], seconds: float = 30
     ) -> dict[str, Any]:
         """Return the run once it is as asked; looked at when its bell rings, and now and then."""
         with anyio.fail_after(seconds):

@@ -184,7 +184,7 @@ async def test_a_commit_whose_child_enters_a_locked_thread_keeps_no_other_waitin
         spawning = replace(make.commit_of(parent.row, make.note()), new_children=(child,))
         batch = [spawning, make.parked(make.commit_of(other.row, make.note()), ready_in_s=0.0)]
         async with locked_row(postgres_dsn, thread.thread_id, "threads"):
-            with anyio.fail_after(2):
+            with anyio.fail_after(4):
                 results = await database.store.commit(batch)
         assert [type(result) for result in results] == [Busy, Committed]
         await make.write(database.store, spawning)
@@ -196,7 +196,7 @@ async def test_a_locked_row_keeps_only_its_own_run_from_a_release(postgres_dsn: 
         busy, free = await make.claimed(database.store), await make.claimed(database.store)
         leases = [make.lease_of(busy), make.lease_of(free)]
         async with locked_row(postgres_dsn, busy.row.facts.run_id):
-            with anyio.fail_after(2):
+            with anyio.fail_after(4):
                 assert await database.store.release_runs(make.WORKER, leases) == 1
         assert await database.reader.is_ready(free.row.facts.run_id)
 
@@ -215,7 +215,7 @@ async def test_a_run_for_a_locked_thread_keeps_no_other_from_being_inserted(
         ):
             group.start_soon(database.store.insert_run, queued)
             await anyio.wait_all_tasks_blocked()
-            with anyio.fail_after(2):
+            with anyio.fail_after(4):
                 for _ in range(5):
                     assert (await database.store.insert_run(make.new_run())).created
             assert await database.reader.find_run(None, queued.run_id) is None

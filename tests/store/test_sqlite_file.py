@@ -118,7 +118,7 @@ async def test_commits_by_other_processes_ring_and_own_ones_do_not(path: Path) -
         PolledSignals(mine.foreign_version) as signals,
         signals.subscribe("anything") as bell,
     ):
-        with anyio.fail_after(5):
+        with anyio.fail_after(30):
             await bell.wait()  # the first look
             await other.store.insert_run(new_run())
             await bell.wait()
@@ -373,7 +373,7 @@ async def test_who_waits_for_a_migration_waits_bounded_and_then_starts(
         migrate(other, known, 0)
         assert not started.is_set()
         other.execute("COMMIT")
-        with anyio.fail_after(5):
+        with anyio.fail_after(30):
             await started.wait()
     begin_immediate(other)
     async with SqliteDatabase(path) as database:  # what lacks nothing waits for nobody

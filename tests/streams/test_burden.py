@@ -95,7 +95,7 @@ async def test_f31_viewers_that_do_not_read_slow_down_neither_run_nor_readers(ur
                 stream = await stack.enter_async_context(client.connect(receive_buffer=4096))
                 assert stream.status == 200
             watched = await _write(world, run["run_id"])
-            with anyio.fail_after(5):
+            with anyio.fail_after(30):
                 other = await world.start("echo", wait=5)
                 seen = await follow_to_the_end(world.events_of(other["run_id"]))
             assert value_of(world.metrics.server.sse_subscribers) >= 20
@@ -178,7 +178,7 @@ async def test_f23_idle_streams_hold_no_connection_to_the_database(url: str) -> 
                 for _ in range(300):
                     await group.start(view)
                 assert value_of(world.metrics.server.sse_subscribers) == 300
-                with anyio.fail_after(5):
+                with anyio.fail_after(30):
                     for _ in range(20):
                         await world.get(f"/v1/runs/{run['run_id']}")
                     assert (await world.start("echo", wait=5))["state"] == "succeeded"
@@ -205,7 +205,7 @@ async def test_f33_a_subscription_at_the_very_moment_of_the_end_sees_it(
 
             client = world.events_of(run["run_id"])
             client.last_event_id = str(row["last_seq"]) if from_end else ""
-            with monkeypatch.context() as patch, anyio.fail_after(5):
+            with monkeypatch.context() as patch, anyio.fail_after(30):
                 moment = _At(patch, world, run["run_id"], place, end, is_before=is_before)
                 seen = await follow_to_the_end(client)
             assert moment.left <= 0, "the moment never came"

@@ -109,7 +109,7 @@ async def test_text_is_live_without_an_id_and_its_durable_fragment_moves_the_id(
 
 async def until_delta(world: World, run_id: str) -> None:
     """Return once a fragment is in the log."""
-    with anyio.fail_after(5):
+    with anyio.fail_after(30):
         async with follow(world.core, run_id, 0) as cursor:
             while not any(event.type == "delta" for event in await cursor.read(wait_s=5)):
                 pass

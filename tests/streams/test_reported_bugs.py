@@ -67,7 +67,7 @@ async def test_str_01_what_was_sent_while_away_comes_after_a_restart(url: str) -
         await answer(second, run)
         await second.until(run["run_id"], "succeeded")
         client.port = second.port
-        with anyio.fail_after(5):
+        with anyio.fail_after(30):
             seen += await follow_to_the_end(client)
         await assert_whole(second, run, seen)
 
@@ -83,7 +83,7 @@ async def test_str_02_a_viewer_that_leaves_takes_nothing_from_others_or_itself(
         async with leaver.connect() as stream:
             first = await stream.next()
         await answer(world, run)
-        with anyio.fail_after(5):
+        with anyio.fail_after(30):
             stayed = await other.rest()
             came_back = await follow_to_the_end(leaver)
     assert first is not None
@@ -107,7 +107,7 @@ async def test_str_03_a_stream_closed_politely_half_way_is_not_a_finished_run(
         with pytest.raises(StreamInterrupted) as end:
             await stream.next()
     assert end.value.last_event_id == "3"
-    with anyio.fail_after(5):
+    with anyio.fail_after(30):
         seen += await follow_to_the_end(client)
     await assert_whole(world, run, seen)
     assert proxy.cut >= run["last_seq"] // 3
@@ -122,7 +122,7 @@ async def test_str_06_heartbeats_keep_an_idle_stream_open_through_a_balancer(
     await world.until(run["run_id"], "waiting_human")
     proxy.idle_s = 5 * HEARTBEAT_S
     async with through(proxy, run).connect() as stream:
-        with anyio.fail_after(10):
+        with anyio.fail_after(30):
             for _ in range(10):  # twice the balancer's patience
                 stream.parser.comments.clear()
                 await stream.wait_for_comment("hb")
@@ -143,7 +143,7 @@ async def test_str_06_a_client_that_was_cut_while_idle_comes_again(
     async def follow() -> None:
         seen.extend(await follow_to_the_end(client))
 
-    with anyio.fail_after(15):
+    with anyio.fail_after(30):
         async with anyio.create_task_group() as group:
             group.start_soon(follow)
             await eventually(lambda: proxy.cut >= 3)
@@ -172,7 +172,7 @@ async def test_str_09_one_subscription_lasts_through_a_pause(world: World) -> No
     run = await world.start("asker")
     seen: list[SseEvent] = []
     async with world.events_of(run["run_id"]).connect() as stream:
-        with anyio.fail_after(10):
+        with anyio.fail_after(30):
             while (event := await stream.next()) is not None:
                 seen.append(event)
                 if event.json()["type"] == "interrupt":
@@ -191,7 +191,7 @@ async def test_str_10_an_error_ends_as_failed_with_a_code_and_nothing_after(
 ) -> None:
     """STR-10: no success is made up at the end of a stream."""
     run = await world.start("broken")
-    with anyio.fail_after(10):
+    with anyio.fail_after(30):
         seen = await follow_to_the_end(world.events_of(run["run_id"]))
     await assert_whole(world, run, seen)
     last = seen[-1].json()
@@ -216,7 +216,7 @@ async def test_str_11_a_question_asked_before_anyone_listened_is_seen_by_both_wa
         from_now.last_event_id = str(snapshot["last_seq"])
         async with from_start.connect() as old, from_now.connect() as new:
             early: list[SseEvent] = []
-            with anyio.fail_after(10):
+            with anyio.fail_after(30):
                 while "interrupt" not in types(early):
                     event = await old.next()
                     assert event is not None
@@ -282,6 +282,6 @@ async def test_tim_07_a_wait_for_the_next_event_can_have_a_limit(world: World) -
                     seen.append(event)
             assert limit.cancelled_caught
         await answer(world, run)
-        with anyio.fail_after(5):
+        with anyio.fail_after(30):
             seen += await stream.rest()
     await assert_whole(world, run, seen)

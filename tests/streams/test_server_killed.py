@@ -31,7 +31,7 @@ async def post(api: ApiProcess, path: str, body: object, key: dict[str, str]) ->
 
 async def until_served(api: ApiProcess) -> None:
     """Return once the process's worker has registered its agents."""
-    with anyio.fail_after(20):
+    with anyio.fail_after(30):
         while not (await api.http.get("/v1/agents")).json()["items"]:  # noqa: ASYNC110
             await anyio.sleep(0.05)
 

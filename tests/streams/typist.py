@@ -35,7 +35,7 @@ class Typist:
     async def say(self, *pieces: Piece) -> None:
         """Say pieces; returns once the model has taken the last one."""
         for piece in pieces:
-            with anyio.fail_after(5):
+            with anyio.fail_after(30):
                 await self._send.send(piece)
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ from perdure.tools.results import REASON_CHARACTERS_MAX
 
 async def run(zoo: ToolZoo, name: str, **args: object) -> ToolOutcome:
     async with LocalToolRunner(zoo.registry, output_bytes_max=1000) as runner:
-        with anyio.fail_after(5):
+        with anyio.fail_after(30):
             return await runner.invoke(zoo.invocation(name, clean(args)))
 
 

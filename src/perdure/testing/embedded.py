@@ -51,7 +51,7 @@ from perdure.store.reader import InterruptFilter
 from perdure.store.requests import CancelWish
 from perdure.tools import LocalToolRunner, ToolRegistry
 
-WAIT_S = 10.0
+WAIT_S = 30.0
 PAGE = 500
 
 SETTINGS = EngineSettings(
