@@ -7,7 +7,8 @@ import anyio
 import pytest
 
 from perdure.engine.context import PlannerContext
-from perdure.engine.maintenance import Maintenance
+from perdure.engine.aside import put_aside
+from perdure.engine.maintenance import UNMOVED, Maintenance
 from perdure.ops.verify import Finding, verify
 from perdure.protocol.base import TENANT_DEFAULT
 from perdure.protocol.decisions import Ask, Decision, Finish, Sleep
@@ -146,6 +147,40 @@ async def test_a_worker_outlives_the_sweep_that_meets_a_row_of_a_newer_release(u
                 await anyio.sleep(0.02)  # no signal tells of a sweep
 
 
+DUE = (
+    "INSERT INTO timers (run_id, kind, ref, due_at) SELECT run_id, 'close', run_id, updated_at "
+    "FROM run_state WHERE run_id = ?"
+)
+
+
+async def test_the_timer_of_a_row_of_a_newer_release_takes_no_worker_with_it(url: str) -> None:
+    """R-20.4: it is left to whoever can read it, and the timers of the others are acted upon."""
+    ask = scripted("asker", [Ask(title="?"), Finish(answer="done")])
+    async with database_at(url) as database, embedded(database, [ask]) as engine:
+        strange, sound = await engine.submit("asker"), await engine.submit("asker")
+        for run_id in (strange, sound):
+            await engine.wait_waiting(run_id)
+        Rows(url).damage(NEWER, strange)
+        Rows(url).damage(DUE, strange)
+        await engine.core.store.request_cancel(sound, make.cancel_wish())
+        await swept_until(engine, sound, lambda row: row.hot.finished_at is not None)
+        assert [timer.run_id for timer in await database.reader.due_timers(10)] == [strange]
+        other = await engine.submit("asker")
+        await engine.wait_waiting(other)
+
+
+async def test_a_run_that_moved_since_it_was_found_still_is_not_put_aside(url: str) -> None:
+    """RES-08: somebody's cancel came in between."""
+    nap = scripted("nap", lambda _: Sleep(duration=timedelta(days=1)))
+    async with flow(url, [nap]) as engine:
+        run_id = await engine.submit("nap")
+        row = await engine.wait_until(run_id, lambda row: row.hot.parked_on is ParkedOn.TIMER)
+        await engine.core.store.request_cancel(run_id, make.cancel_wish())
+        await put_aside(engine.core, run_id, UNMOVED, seq=row.hot.last_seq)
+        row = await swept_until(engine, run_id, lambda row: row.hot.finished_at is not None)
+        assert row.hot.code is FailureCode.RUN_CANCELLED
+
+
 DAMAGE = ("UPDATE events SET data = ! WHERE run_id = ? AND seq = 3", b"{")
 
 
@@ -177,9 +212,7 @@ async def test_a_damaged_run_that_nobody_holds_is_put_aside_by_whoever_meets_the
                     with pytest.raises(Conflict, match="put aside for repair"):
                         await engine.answer(question.interrupt_id, Answer.RESPOND, value=1)
             case "its total time":
-                due = "INSERT INTO timers (run_id, kind, ref, due_at) SELECT run_id, 'close', "
-                due += "run_id, updated_at FROM run_state WHERE run_id = ?"
-                Rows(url).damage(due, run_id)
+                Rows(url).damage(DUE, run_id)
                 Rows(url).damage("UPDATE run_state SET cancel_epoch = 1 WHERE run_id = ?", run_id)
                 await engine.sweep()
             case _:

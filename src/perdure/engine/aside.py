@@ -6,21 +6,32 @@ from contextlib import asynccontextmanager
 
 from perdure.engine.core import Core
 from perdure.engine.load import Damaged
-from perdure.protocol.errors import Conflict
+from perdure.protocol.errors import Conflict, Unreadable
 from perdure.signals.ports import run_topic
 
 log = logging.getLogger(__name__)
 
 
-async def put_aside(core: Core, run_id: str, why: Exception) -> None:
-    """Leave a damaged run to an operator, unless somebody holds it or has done so already."""
-    if await core.store.quarantine(run_id, None, str(why)[:1000], None):
+async def put_aside(core: Core, run_id: str, why: Exception, *, seq: int | None = None) -> None:
+    """Leave a damaged run to an operator, unless somebody holds it or has done so already.
+
+    With the last seq that was seen of it, not when somebody has written since. A run whose row
+    cannot be read either stays as it is, for whoever can read it.
+    """
+    try:
+        is_aside = await core.store.quarantine(run_id, None, str(why)[:1000], None, seq=seq)
+    except Unreadable as error:
+        log.error("run %s cannot be put aside (%s): %s", run_id, error, why)  # noqa: TRY400  # `why` tells all
+        return
+    if is_aside:
         log.error("run %s is put aside for repair: %s", run_id, why)
         core.signals.publish(run_topic(run_id))
 
 
 @asynccontextmanager
-async def damage_put_aside(core: Core, run_id: str) -> AsyncGenerator[None]:
+async def damage_put_aside(
+    core: Core, run_id: str, *, seq: int | None = None
+) -> AsyncGenerator[None]:
     """Put the run aside when what is done here finds it damaged, and tell the caller so."""
     damaged: Damaged | None = None
     try:
@@ -28,7 +39,7 @@ async def damage_put_aside(core: Core, run_id: str) -> AsyncGenerator[None]:
     except Damaged as error:
         damaged = error
     if damaged is not None:
-        await put_aside(core, run_id, damaged)
+        await put_aside(core, run_id, damaged, seq=seq)
         raise needs_repair(run_id, damaged) from damaged
 
 

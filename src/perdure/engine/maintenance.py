@@ -29,7 +29,7 @@ from perdure.engine.ports import ToolRunner
 from perdure.engine.tree import close_unheld, deliver_reports
 from perdure.engine.unheld import NotCarriedOn
 from perdure.protocol.base import RUNTIME_VERSION
-from perdure.protocol.errors import PerdureError, Unavailable, Unreadable
+from perdure.protocol.errors import PerdureError, StoreFull, Unavailable, Unreadable
 from perdure.protocol.schema import Incompatible
 from perdure.signals.ports import QUEUE_TOPIC
 from perdure.store.requests import DueTimer, TimerKind
@@ -93,12 +93,9 @@ class Maintenance:
         """
         page = await self.core.reader.unmoved_runs(after=self._looked, limit=UNMOVED_PAGE)
         self._looked = page.after
-        for run_id in page.run_ids:
-            try:
-                await put_aside(self.core, run_id, UNMOVED)
-            except Unreadable as error:
-                log.error("run %s: nothing moves it: %s", run_id, error)  # noqa: TRY400
-        return list(page.run_ids)
+        for run_id, seq in page.seqs.items():
+            await put_aside(self.core, run_id, UNMOVED, seq=seq)
+        return list(page.seqs)
 
     async def _sweep(self, once: Callable[[], Awaitable[bool]]) -> None:
         pages = 0
@@ -133,7 +130,7 @@ class Maintenance:
         now_s = self.core.clock.monotonic()
         awake = [timer for timer in due if not self._rests(timer, now_s)]
         by_run = sorted(awake, key=lambda timer: timer.run_id)  # stable: due first stays first
-        away: list[Unavailable] = []
+        away: list[PerdureError] = []
         slots = anyio.Semaphore(ACTS_MAX)
         async with anyio.create_task_group() as group:
 
@@ -142,7 +139,7 @@ class Maintenance:
                     try:
                         for timer in timers:
                             self._note(timer, acted=await self._act(timer))
-                    except Unavailable as error:
+                    except (Unavailable, StoreFull) as error:
                         away.append(error)
                         group.cancel_scope.cancel()
 
@@ -171,31 +168,38 @@ class Maintenance:
     async def _act(self, timer: DueTimer) -> bool:
         try:
             return await self._do(timer)
-        except Unavailable:
+        except (Unavailable, StoreFull):
             raise
-        except (Damaged, Unreadable) as error:
-            await put_aside(self.core, timer.run_id, error)
-            return False
         except Exception:  # one run's trouble must not keep the timers of all others
             log.exception("the %s of run %s could not be acted upon", timer.kind, timer.run_id)
             return False
 
     async def _do(self, timer: DueTimer) -> bool:
-        core, run_id, ref = self.core, timer.run_id, timer.ref or ""
         try:
-            match timer.kind:
-                case TimerKind.EXPIRY:
-                    return await expire_interrupt(core, run_id, ref, self.tools)
-                case TimerKind.DEADLINE | TimerKind.CLOSE:
-                    return await self._close(timer)
-                case TimerKind.NOTICE:
-                    return self._give_notice(timer)
-                case TimerKind.CALLBACK:
-                    return await expire_callback(core, run_id, ref)
-                case TimerKind.CHILD:
-                    return await deliver_reports(core, run_id, self.tools)
+            return await self._do_or_end(timer)
+        except (Damaged, Unreadable) as error:
+            await put_aside(self.core, timer.run_id, error)
+            return False
+
+    async def _do_or_end(self, timer: DueTimer) -> bool:
+        try:
+            return await self._carry_out(timer)
         except (Incompatible, NotCarriedOn) as error:
-            return await self._end_incompatible(run_id, error)
+            return await self._end_incompatible(timer.run_id, error)
+
+    async def _carry_out(self, timer: DueTimer) -> bool:
+        core, run_id, ref = self.core, timer.run_id, timer.ref or ""
+        match timer.kind:
+            case TimerKind.EXPIRY:
+                return await expire_interrupt(core, run_id, ref, self.tools)
+            case TimerKind.DEADLINE | TimerKind.CLOSE:
+                return await self._close(timer)
+            case TimerKind.NOTICE:
+                return self._give_notice(timer)
+            case TimerKind.CALLBACK:
+                return await expire_callback(core, run_id, ref)
+            case TimerKind.CHILD:
+                return await deliver_reports(core, run_id, self.tools)
 
     async def _end_incompatible(self, run_id: str, error: Exception) -> bool:
         """End a run that this release cannot carry on, or put it aside, as a worker does.

@@ -58,7 +58,7 @@ async def intervene(
         if row.hot.parked_on is ParkedOn.REPAIR:
             raise Conflict("the run is put aside for repair")
         try:
-            async with damage_put_aside(core, run_id):
+            async with damage_put_aside(core, run_id, seq=row.hot.last_seq):
                 view = await load_view(core, row, with_messages=False)
         except Incompatible as error:
             raise NotCarriedOn(f"this release cannot carry the run on: {error}") from error

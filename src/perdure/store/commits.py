@@ -12,6 +12,7 @@ What a step makes twice is not `frozen`, though nobody changes it: a frozen data
 field through `object.__setattr__`, which made building a commit four times as slow.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -296,8 +297,8 @@ class SweptContent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unmoved:
-    """Runs of one page that nothing moves. `after` is where the next page begins; None at the end of
-    all runs that go on."""
+    """Runs of one page that nothing moves, each with its last seq. `after` is where the next page
+    begins; None at the end of all runs that go on."""
 
-    run_ids: tuple[str, ...]
+    seqs: Mapping[str, int]
     after: str | None

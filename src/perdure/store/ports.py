@@ -171,13 +171,21 @@ class Store(Protocol):
         ...
 
     async def quarantine(
-        self, run_id: str, token: int | None, reason: str, step_index: int | None
+        self,
+        run_id: str,
+        token: int | None,
+        reason: str,
+        step_index: int | None,
+        *,
+        seq: int | None = None,
     ) -> bool:
         """Put a run aside (`parked_on` repair, a `repair` event); False if it is not held so.
 
         With a token the run that its holder found damaged; without one a run that nobody holds,
         which leaves `ready` and its closing timer. False too when it is over or put aside
-        already. Without a `step_index` the event carries the row's.
+        already, and with a `seq` when that is not its last one any more: somebody has written
+        since it was looked at. Without a `step_index` the event carries the row's.
+        Raises Unreadable for a row that cannot be read.
         """
         ...
 

@@ -354,8 +354,13 @@ def is_unmoved(
     return not (hot.parked_on is ParkedOn.THREAD and is_behind)
 
 
-def may_put_aside(hot: RunHot, token: int | None) -> bool:
-    """Tell whether a run may be put aside: by its holder, or by anybody when nobody holds it."""
+def may_put_aside(hot: RunHot, token: int | None, seq: int | None = None) -> bool:
+    """Tell whether a run may be put aside: by its holder, or by anybody when nobody holds it.
+
+    With a `seq` only as long as nobody has written to it since.
+    """
+    if seq is not None and hot.last_seq != seq:
+        return False
     if token is not None:
         return hot.lease_owner is not None and hot.lease_token == token
     aside = hot.parked_on is ParkedOn.REPAIR

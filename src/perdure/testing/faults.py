@@ -219,10 +219,16 @@ class FaultyStore:
         return await self._inner.release_runs(worker_id, leases)
 
     async def quarantine(
-        self, run_id: str, token: int | None, reason: str, step_index: int | None
+        self,
+        run_id: str,
+        token: int | None,
+        reason: str,
+        step_index: int | None,
+        *,
+        seq: int | None = None,
     ) -> bool:
         """See the port."""
-        return await self._inner.quarantine(run_id, token, reason, step_index)
+        return await self._inner.quarantine(run_id, token, reason, step_index, seq=seq)
 
     async def expire_history(
         self, keep: Sequence[RetentionRule], *, after: str | None, limit: int

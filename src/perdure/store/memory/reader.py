@@ -342,8 +342,9 @@ class MemoryReader:
             if run.hot.finished_at is None and (after is None or run_id > after)
         )
         page = going_on[:limit]
-        found = tuple(run_id for run_id in page if self._is_unmoved(run_id))
-        return Unmoved(run_ids=found, after=page[-1] if len(page) == limit else None)
+        runs = self._tables.runs
+        found = {run_id: runs[run_id].hot.last_seq for run_id in page if self._is_unmoved(run_id)}
+        return Unmoved(seqs=found, after=page[-1] if len(page) == limit else None)
 
     def _is_unmoved(self, run_id: str) -> bool:
         tables, run = self._tables, self._tables.runs[run_id]

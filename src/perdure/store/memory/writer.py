@@ -163,11 +163,17 @@ class MemoryStore:
         return count
 
     async def quarantine(
-        self, run_id: str, token: int | None, reason: str, step_index: int | None
+        self,
+        run_id: str,
+        token: int | None,
+        reason: str,
+        step_index: int | None,
+        *,
+        seq: int | None = None,
     ) -> bool:
         """See `Store.quarantine`."""
         run = self._tables.runs.get(run_id)
-        if run is None or not rules.may_put_aside(run.hot, token):
+        if run is None or not rules.may_put_aside(run.hot, token, seq):
             return False
         run.hot = rules.put_aside(run.hot, self._tables.clock())
         step_index = run.hot.step_index if step_index is None else step_index

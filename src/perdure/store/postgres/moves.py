@@ -226,6 +226,7 @@ async def quarantine(
     token: int | None,
     reason: str,
     step_index: int | None,
+    seq: int | None,
     clock: datetime | None,
 ) -> bool:
     """Put a run aside: a held one by its token, one that nobody holds without."""
@@ -233,7 +234,7 @@ async def quarantine(
     if row is None:
         return False
     before, key = hot_of(row), hex_of(run_id)
-    if not rules.may_put_aside(before, token):
+    if not rules.may_put_aside(before, token, seq):
         return False
     hot = rules.put_aside(before, row["clock"])
     await _put_aside(connection, key, hot, reason, step_index)

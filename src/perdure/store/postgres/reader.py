@@ -369,9 +369,9 @@ class PostgresReader:
         """See `Reader.unmoved_runs`."""
         start = "0" * 32 if after is None else hex_of(after)
         page = await self._fetch("unmoved_runs", start, limit)
-        found = tuple(id_in(RUN, row["run_id"]) for row in page if row["unmoved"])
+        found = {id_in(RUN, row["run_id"]): row["last_seq"] for row in page if row["unmoved"]}
         last = id_in(RUN, page[-1]["run_id"]) if len(page) == limit else None
-        return Unmoved(run_ids=found, after=last)
+        return Unmoved(seqs=found, after=last)
 
     async def is_ready(self, run_id: str) -> bool:
         """See `Reader.is_ready`. An entry whose time has not come counts."""

@@ -119,11 +119,17 @@ class PostgresStore:
         return await self._move(lambda c: moves.release(c, worker_id, leases, self._now()))
 
     async def quarantine(
-        self, run_id: str, token: int | None, reason: str, step_index: int | None
+        self,
+        run_id: str,
+        token: int | None,
+        reason: str,
+        step_index: int | None,
+        *,
+        seq: int | None = None,
     ) -> bool:
         """See `Store.quarantine`."""
         return await self._move(
-            lambda c: moves.quarantine(c, run_id, token, reason, step_index, self._now())
+            lambda c: moves.quarantine(c, run_id, token, reason, step_index, seq, self._now())
         )
 
     async def expire_history(

@@ -113,7 +113,7 @@ def _leave_aside(tx: Transaction, run: bytes, reason: str) -> None:
     """Put a run aside that cannot be claimed; one whose hot row is damaged only leaves `ready`."""
     log.error("run_%s is put aside: %s", run.hex(), reason)
     try:
-        quarantine(tx, f"run_{run.hex()}", None, reason, None)
+        quarantine(tx, f"run_{run.hex()}", None, reason, None, None)
     except Unreadable:
         tx.run("delete_ready", run)
 
@@ -284,12 +284,17 @@ def release_runs(tx: Transaction, worker_id: str, leases: Sequence[LeaseKey]) ->
 
 
 def quarantine(
-    tx: Transaction, run_id: str, token: int | None, reason: str, step_index: int | None
+    tx: Transaction,
+    run_id: str,
+    token: int | None,
+    reason: str,
+    step_index: int | None,
+    seq: int | None,
 ) -> bool:
     """Put a run aside: a held one by its token, one that nobody holds without."""
     run = pack_id(run_id)
     before = tx.load(run)
-    if before is None or not rules.may_put_aside(before.hot, token):
+    if before is None or not rules.may_put_aside(before.hot, token, seq):
         return False
     hot = rules.put_aside(before.hot, tx.now)
     _save(tx, run, before, hot)

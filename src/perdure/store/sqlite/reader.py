@@ -366,8 +366,8 @@ class SqliteReader:
         """See `Reader.unmoved_runs`."""
         start = _after(RUN, after, _FIRST)
         page = await self._readers.rows("unmoved_runs", start, limit, convert=_unmoved)
-        found = tuple(run_id for run_id, unmoved in page if unmoved)
-        return Unmoved(run_ids=found, after=page[-1][0] if len(page) == limit else None)
+        found = {run_id: seq for run_id, seq, unmoved in page if unmoved}
+        return Unmoved(seqs=found, after=page[-1][0] if len(page) == limit else None)
 
     async def is_ready(self, run_id: str) -> bool:
         """See `Reader.is_ready`. An entry whose time has not come counts."""
@@ -412,5 +412,5 @@ def _age_s(oldest: int | None, now: datetime) -> float:
     return 0.0 if oldest is None else max(0.0, (now - from_micros(oldest)).total_seconds())
 
 
-def _unmoved(row: rows.Row) -> tuple[str, bool]:
-    return f"run_{row[0].hex()}", bool(row[1])
+def _unmoved(row: rows.Row) -> tuple[str, int, bool]:
+    return f"run_{row[0].hex()}", row[1], bool(row[2])

@@ -91,12 +91,18 @@ class SqliteStore:
         return await self._writer.run(lambda tx: moves.release_runs(tx, worker_id, leases))
 
     async def quarantine(
-        self, run_id: str, token: int | None, reason: str, step_index: int | None
+        self,
+        run_id: str,
+        token: int | None,
+        reason: str,
+        step_index: int | None,
+        *,
+        seq: int | None = None,
     ) -> bool:
         """See `Store.quarantine`."""
 
         def put_aside(tx: Transaction) -> bool:
-            return moves.quarantine(tx, run_id, token, reason, step_index)
+            return moves.quarantine(tx, run_id, token, reason, step_index, seq)
 
         return await self._writer.run(put_aside)
 

@@ -310,7 +310,10 @@ class QuarantineContract(Contract):
         run_id = waiting.row.facts.run_id
         await store.request_cancel(run_id, cancel_wish())
         before = await look(reader, run_id)
-        assert await store.quarantine(run_id, None, "damaged", None)
+        seen = before.hot.last_seq
+        assert not await store.quarantine(run_id, None, "as it was", None, seq=seen - 1)
+        assert await look(reader, run_id) == before
+        assert await store.quarantine(run_id, None, "damaged", None, seq=seen)
         hot = (await look(reader, run_id)).hot
         assert (hot.parked_on, hot.last_seq) == (ParkedOn.REPAIR, before.hot.last_seq + 1)
         assert (await history(reader, run_id))[-1].step_index == hot.step_index

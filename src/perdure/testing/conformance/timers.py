@@ -23,6 +23,7 @@ from perdure.testing.builders import (
     commit_of,
     finish,
     lease_of,
+    look,
     new_id,
     new_run,
     note,
@@ -77,7 +78,10 @@ class TimerContract(Contract):
         found, after, pages = list[str](), None, 0
         while pages == 0 or after is not None:
             page = await reader.unmoved_runs(after=after, limit=3)
-            found += page.run_ids
+            found += page.seqs
+            assert list(page.seqs.values()) == [
+                (await look(reader, run_id)).hot.last_seq for run_id in page.seqs
+            ]
             after, pages = page.after, pages + 1
         assert found == [lost.row.facts.run_id]
         assert pages == 3

@@ -240,12 +240,12 @@ SELECT t.run_id, t.kind, t.ref, t.due_at
 -- name: unmoved_runs
 -- One statement, so that all is seen at one moment.
 WITH page AS MATERIALIZED (
-    SELECT s.run_id, s.lease_owner, s.parked_on, s.open_interrupts, s.open_children
+    SELECT s.run_id, s.last_seq, s.lease_owner, s.parked_on, s.open_interrupts, s.open_children
       FROM run_state AS s
      WHERE s.finished_at IS NULL AND s.run_id > $1::uuid
      ORDER BY s.run_id LIMIT $2
 )
-SELECT s.run_id,
+SELECT s.run_id, s.last_seq,
        s.lease_owner IS NULL AND s.open_interrupts = 0
        AND coalesce(
            s.parked_on IN ('thread', 'timer', 'retry', 'child', 'callback', 'closing'), true)

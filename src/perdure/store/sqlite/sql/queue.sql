@@ -98,6 +98,7 @@ LIMIT ?;
 -- The entry in `ready`, the timers and the thread of each run of the page are asked for by their keys.
 SELECT
     s.run_id,
+    s.last_seq,
     s.lease_owner IS NULL AND s.open_interrupts = 0
     AND ifnull(
         s.parked_on IN ('thread', 'timer', 'retry', 'child', 'callback', 'closing'), TRUE
