@@ -11,7 +11,7 @@ from perdure.engine import compensation
 from perdure.engine.callbacks import call_back
 from perdure.engine.compensation import TRIES_MAX
 from perdure.engine.context import PlannerContext
-from perdure.engine.ports import HostedAgent, ToolInvocation, ToolOutcome
+from perdure.engine.ports import HostedAgent
 from perdure.protocol.decisions import Decision, Finish
 from perdure.protocol.events import ActionEvent, CancelEvent, CompensationEvent, StateEvent
 from perdure.protocol.runs import status_of
@@ -23,11 +23,22 @@ from perdure.protocol.states import (
     RunStatus,
     ToolCallStatus,
 )
-from perdure.protocol.tools import ToolResult, ToolSpec
+from perdure.protocol.tools import ToolResult
 from perdure.service.base import Service
 from perdure.service.branches import RetryRequest, retry
 from perdure.service.principal import LOCAL
-from perdure.testing.embedded import SETTINGS, Embedded, call, calls, scripted, unasked
+from perdure.store.commits import Commit
+from perdure.testing.embedded import (
+    SETTINGS,
+    Embedded,
+    call,
+    calls,
+    new_worker,
+    scripted,
+    unasked,
+)
+from perdure.testing.faults import BusyStore
+from perdure.testing.runners import ScarceToolRunner
 from perdure.testing.tools import ToolZoo
 from perdure.tools import (
     FunctionTool,
@@ -42,9 +53,6 @@ from perdure.tools import (
     succeeded,
     tool,
 )
-from perdure.tools.limits import KeptPlace
-from perdure.tools.results import unavailable
-from perdure.tools.runner import LocalToolRunner
 from tests.flow.world import data_of, flow, swept_until
 
 COMPENSATE = CancelOption.COMPENSATE
@@ -339,32 +347,18 @@ async def test_a_try_that_did_not_begin_uses_up_none(
     shop = Shop()
     zoo.registry.add(*shop.tools())
     script = [call("order", item="a"), call("pay", amount=1)]
-    refused: list[int] = []
-    undo, reserve = LocalToolRunner.compensate, LocalToolRunner.reserve
-    asked: list[str] = []
-
-    def full_first(runner: LocalToolRunner, spec: ToolSpec, timeout_s: float) -> KeptPlace | None:
-        asked.append(spec.name)
-        return None if len(asked) == 1 else reserve(runner, spec, timeout_s)
-
-    async def late(runner: LocalToolRunner, invocation: ToolInvocation) -> ToolOutcome:
-        if len(refused) < TRIES_MAX + 2:
-            refused.append(invocation.execution)
-            return ToolOutcome(result=unavailable("it was not started: no thread"), begun=False)
-        return await undo(runner, invocation)
-
-    async with flow(url, [buyer(script)], zoo) as engine:
+    async with flow(url, [buyer(script)], zoo, runner=ScarceToolRunner) as engine:
         run_id = await engine.submit("buyer")
         await engine.wait_waiting(run_id)
-        asked.clear()
-        monkeypatch.setattr(LocalToolRunner, "compensate", late)
-        monkeypatch.setattr(LocalToolRunner, "reserve", full_first)
+        assert isinstance(engine.tools, ScarceToolRunner)
+        engine.tools.full, engine.tools.stuck = 1, TRIES_MAX + 2
+        engine.tools.wishes.clear()
         await engine.cancel(run_id, options=COMPENSATE)
         assert undone(await cancelled(engine, run_id)) == {"order": "succeeded"}
         tries = data_of(await engine.events(run_id), CompensationEvent)
         ends = [(item.status, item.begun) for item in tries if item.status != "started"]
         assert ends == [("failed", False)] * (TRIES_MAX + 2) + [("succeeded", True)]
-        assert len(asked) == TRIES_MAX + 4  # without a place nothing was written
+        assert len(engine.tools.wishes) == TRIES_MAX + 4  # without a place nothing was written
 
 
 async def test_what_a_blocking_tool_keeps_from_beginning_is_told_as_not_started(
@@ -376,18 +370,42 @@ async def test_what_a_blocking_tool_keeps_from_beginning_is_told_as_not_started(
     script = [call("order", item="a"), call("pay", amount=1)]
     settings = replace(SETTINGS, compensation_deadline_s=0.5)
 
-    async def never(runner: LocalToolRunner, invocation: ToolInvocation) -> ToolOutcome:
-        del runner, invocation
-        return ToolOutcome(result=unavailable("it was not started: no thread"), begun=False)
+    async with flow(
+        url, [buyer(script)], zoo, settings=settings, runner=ScarceToolRunner
+    ) as engine:
+        run_id = await engine.submit("buyer")
+        await engine.wait_waiting(run_id)
+        assert isinstance(engine.tools, ScarceToolRunner)
+        engine.tools.stuck = 1_000_000
+        await engine.cancel(run_id, options=COMPENSATE)
+        assert undone(await cancelled(engine, run_id)) == {"order": "not_started"}
+        assert shop.log == ["order a"]
 
-    with pytest.MonkeyPatch.context() as patch:
-        async with flow(url, [buyer(script)], zoo, settings=settings) as engine:
-            run_id = await engine.submit("buyer")
-            await engine.wait_waiting(run_id)
-            patch.setattr(LocalToolRunner, "compensate", never)
-            await engine.cancel(run_id, options=COMPENSATE)
-            assert undone(await cancelled(engine, run_id)) == {"order": "not_started"}
-            assert shop.log == ["order a"]
+
+async def test_what_came_of_undoing_is_recorded_though_the_runs_row_stays_locked(
+    url: str, zoo: ToolZoo
+) -> None:
+    """R-9.4, R-5.7: it did not happen in silence, and nobody has to look what became of it."""
+    shop = Shop()
+    zoo.registry.add(*shop.tools())
+
+    def ends_a_try(commit: Commit) -> bool:
+        told = [event.data for event in commit.events if isinstance(event.data, CompensationEvent)]
+        return bool(told) and told[-1].status != "started"
+
+    async with flow(url, [buyer([call("order", item="a"), call("pay", amount=1)])], zoo) as engine:
+        run_id = await engine.submit("buyer")
+        await engine.wait_waiting(run_id)
+        await engine.stop()
+        store = BusyStore(engine.core.store, 25, ends_a_try)
+        core = replace(engine.core, store=store)
+        await engine.run_worker(new_worker(core, engine.catalog, engine.tools, engine.policy))
+        await engine.cancel(run_id, options=COMPENSATE)
+        assert undone(await cancelled(engine, run_id)) == {"order": "succeeded"}
+        assert store.left == 0
+        tries = data_of(await engine.events(run_id), CompensationEvent)
+        assert [item.status for item in tries] == ["started", "succeeded"]
+        assert shop.log == ["order a", "undo o-a {'item': 'a'}"]
 
 
 async def test_a_try_of_unknown_outcome_is_told_though_later_ones_failed(

@@ -6,8 +6,8 @@ from datetime import timedelta
 import anyio
 import pytest
 
-from perdure.engine.context import PlannerContext
 from perdure.engine.aside import put_aside
+from perdure.engine.context import PlannerContext
 from perdure.engine.maintenance import UNMOVED, Maintenance
 from perdure.ops.verify import Finding, verify
 from perdure.protocol.base import TENANT_DEFAULT

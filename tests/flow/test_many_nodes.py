@@ -1,6 +1,5 @@
 """What holds when nodes differ: in release, in clock, in what they heard of the store (R-12.1)."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -22,7 +21,6 @@ from perdure.protocol.decisions import Ask, Finish
 from perdure.protocol.errors import IdempotencyMismatch, Invalid
 from perdure.protocol.failures import FailureCode
 from perdure.protocol.states import Answer, OnExpiry, ParkedOn, RunState
-from perdure.store.commits import Busy, Commit, CommitResult
 from perdure.store.ports import Store
 from perdure.store.requests import AgentRegistration, Requeued, ToolRegistration
 from perdure.testing.embedded import (
@@ -33,7 +31,7 @@ from perdure.testing.embedded import (
     new_worker,
     scripted,
 )
-from perdure.testing.faults import Boundary, FaultyStore, Plan, Trap, When
+from perdure.testing.faults import Boundary, BusyStore, FaultyStore, Plan, Trap, When
 from perdure.testing.tools import ToolZoo
 from tests.flow.rows import Rows
 from tests.flow.world import flow
@@ -282,28 +280,11 @@ async def test_a_sleep_ends_by_the_clock_of_the_store(url: str) -> None:
 async def test_a_busy_row_keeps_no_run_from_its_end(url: str) -> None:
     """R-20.1: another writer has the row locked for a moment; the end is sent again."""
 
-    class BusyOnce:
-        """A store that answers the first commit with Busy."""
-
-        def __init__(self, store: Store) -> None:
-            self._store = store
-            self.left = 1
-
-        def __getattr__(self, name: str) -> object:
-            return getattr(self._store, name)
-
-        async def commit(self, commits: Sequence[Commit]) -> Sequence[CommitResult | Busy]:
-            """Write, or say that the row is busy."""
-            if self.left > 0:
-                self.left -= 1
-                return [Busy() for _ in commits]
-            return await self._store.commit(commits)
-
     async with flow(url, [scripted("one", [Finish(answer=1)])]) as engine:
         await engine.stop()
         run_id = await engine.submit("one")
         Rows(url).damage("UPDATE runs SET schema_version = 99 WHERE run_id = ?", run_id)
-        core = replace(engine.core, store=BusyOnce(engine.core.store))
+        core = replace(engine.core, store=BusyStore(engine.core.store, 1))
         await engine.run_worker(new_worker(core, engine.catalog, engine.tools, engine.policy))
         row = await engine.wait_terminal(run_id)
         assert (row.hot.code, row.hot.attempt) == (FailureCode.CHECKPOINT_INCOMPATIBLE, 1)

@@ -18,6 +18,7 @@ from perdure.store.postgres import PostgresDatabase
 from perdure.store.sqlite import SqliteDatabase
 from perdure.testing.embedded import SETTINGS, Embedded, embedded
 from perdure.testing.tools import ToolZoo
+from perdure.tools import LocalToolRunner
 
 DataT = TypeVar("DataT")
 
@@ -45,12 +46,19 @@ async def flow(
     settings: EngineSettings = SETTINGS,
     start: bool = True,
     tells: Callable[[ApprovalNotice], object] | None = None,
+    runner: type[LocalToolRunner] = LocalToolRunner,
 ) -> AsyncGenerator[Embedded]:
     """Run an engine over the database of a URL; on leaving, verify must find nothing."""
     async with database_at(url) as database:
         registry = zoo.registry if zoo is not None else None
         async with embedded(
-            database, agents, tools=registry, settings=settings, start=start, tells=tells
+            database,
+            agents,
+            tools=registry,
+            settings=settings,
+            start=start,
+            tells=tells,
+            runner=runner,
         ) as engine:
             try:
                 yield engine

@@ -50,7 +50,11 @@ TRIES_MAX = 3
 LOOKUP_TIMEOUT_S = 10.0
 RETRY_S = 0.5
 WAIT_S_MAX = 8.0
-WRITES_MAX = 20
+WRITES_MAX = 60
+"""So often the end of a try is sent: for longer than a store leaves a paused writer its rows."""
+PAUSE_S = 0.01
+PAUSE_S_MAX = 0.5
+BUSY_PAUSE_S = 0.2
 
 
 @dataclass(slots=True)
@@ -87,8 +91,9 @@ class Compensator:
                 await self._freed.wait()
 
     async def _take(self, run_id: str) -> None:
+        done_at: dict[tuple[str, int], datetime] = {}
         try:
-            while not self._draining and await _Turn(self.core, self.tools, run_id).take():
+            while not self._draining and await _Turn(self.core, self.tools, run_id, done_at).take():
                 pass
         except (PerdureError, Damaged, Incompatible) as error:
             log.warning("run %s: undoing what it did waits for a sweep: %s", run_id, error)
@@ -113,6 +118,7 @@ class _Turn:
     core: Core
     tools: ToolRunner
     run_id: str
+    done_at: dict[tuple[str, int], datetime]
     view: RunView = field(init=False)
 
     async def take(self) -> bool:
@@ -125,7 +131,7 @@ class _Turn:
             draft = self._draft()
             settle_known(draft, CANCELLED, known)
             return await self._write(draft)
-        undoing = await read_undoing(self.core, row)
+        undoing = await read_undoing(self.core, row, self.done_at)
         now, deadline_s = await self.core.reader.now(), self.core.settings.compensation_deadline_s
         owed = undoing.owed(now, deadline_s)
         if owed:
@@ -170,6 +176,7 @@ class _Turn:
         draft = self._draft(self._window_s(item))
         draft.add(_event(item, number, "started", self.run_id))
         if not await self._write(draft):
+            await anyio.sleep(BUSY_PAUSE_S)
             return True
         if self.core.clock.monotonic() - sent > self.core.settings.lease_margin_s:
             stood_still = _failed("it was not begun: the worker had stood still", retryable=True)
@@ -179,6 +186,7 @@ class _Turn:
             outcome = await self.tools.compensate(
                 replace(self._invocation(item, spec, args, number), place=place)
             )
+        place.give_back()  # what follows takes time, and runs no tool
         if outcome is None:
             return await self._end(item, number, "unknown", _failed("it did not end in time"))
         result = outcome.result
@@ -200,8 +208,9 @@ class _Turn:
         One that did not begin uses up no try. The next one is waited for by nobody: whichever
         worker finds it due, later each time, may begin it.
 
-        Somebody else may write to the run meanwhile: a second cancel, a late result. What came of
-        the try is recorded all the same, unless another worker has taken the run over.
+        Somebody else may write to the run meanwhile: a second cancel, a late result; or may have
+        its row locked. What came of the try is recorded all the same, unless another worker has
+        taken the run over.
         """
         is_counted = item.last is not None and item.last.number == number
         used = item.tries_used if is_counted else item.tries_used + 1
@@ -224,7 +233,8 @@ class _Turn:
                 "begun": begun,
             }
         )
-        for _ in range(WRITES_MAX):
+        for failed in range(WRITES_MAX):
+            await anyio.sleep(min(PAUSE_S * failed, PAUSE_S_MAX))
             draft = self._draft(delay_s)
             draft.add(told)
             if await self._write(draft):
@@ -236,11 +246,12 @@ class _Turn:
             if row is None or not await self._is_mine(row, item, number):
                 log.warning("run %s: undoing %s was taken over", self.run_id, item.call.tool)
                 return False
+        log.error("run %s: what came of undoing %s is lost", self.run_id, item.call.tool)
         return False
 
     async def _is_mine(self, row: RunRow, item: Undo, number: int) -> bool:
         """Tell whether a try is the one whose end is awaited, or that no try was begun of it."""
-        now = await read_undoing(self.core, row)
+        now = await read_undoing(self.core, row, self.done_at)
         found = [one.last for one in now.items if one.call.tool_call_id == item.call.tool_call_id]
         last = found[0] if found else None
         return last == item.last or (

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from pydantic import JsonValue, ValidationError
+from pydantic import JsonValue
 
 from perdure.engine.core import Core
 from perdure.engine.history import load_value
@@ -29,7 +29,7 @@ from perdure.protocol.log import EventData, Unknown
 from perdure.protocol.records import ToolCallRow
 from perdure.protocol.runs import RunFacts, RunRow
 from perdure.protocol.states import TERMINAL, CancelOption, ToolCallStatus
-from perdure.protocol.tools import ToolSpec
+from perdure.protocol.tools import ToolSpec, read_spec
 from perdure.protocol.values import Value
 from perdure.store.reader import InterruptFilter, RunFilter
 
@@ -138,8 +138,14 @@ def asks_to_compensate(options: CancelOption) -> bool:
     return CancelOption.COMPENSATE in options
 
 
-async def read_undoing(core: Core, row: RunRow) -> Undoing:
-    """Return what a cancelled run has to undo, and how far it is."""
+async def read_undoing(
+    core: Core, row: RunRow, done_at: dict[tuple[str, int], datetime] | None = None
+) -> Undoing:
+    """Return what a cancelled run has to undo, and how far it is.
+
+    `done_at` remembers between two readings when results were written, by run and seq.
+    """
+    times = {} if done_at is None else done_at
     asked_at, tries = await _tail(core, row)
     specs = await _compensating(core)
     items: list[Undo] = []
@@ -149,20 +155,32 @@ async def read_undoing(core: Core, row: RunRow) -> Undoing:
             took = call.status in TOOK_EFFECT and is_side_effect(call.side_effect)
             if spec is None or not took or call.result_seq is None:
                 continue
-            result = await core.reader.events_after(facts.run_id, call.result_seq - 1, limit=1)
-            if not result:
+            at = await _written_at(core, facts.run_id, call.result_seq, times)
+            if at is None:
                 continue
             items.append(
                 Undo(
                     facts=facts,
                     call=call,
                     spec=spec,
-                    done_at=result[0].at,
+                    done_at=at,
                     tries=tries.get(call.tool_call_id, []),
                 )
             )
     items.sort(key=lambda item: (item.done_at, item.facts.depth, item.call.result_seq))
     return Undoing(items=tuple(reversed(items)), asked_at=asked_at)
+
+
+async def _written_at(
+    core: Core, run_id: str, seq: int, times: dict[tuple[str, int], datetime]
+) -> datetime | None:
+    """Return when the event at a seq was written, or the first one that is kept behind it."""
+    if (run_id, seq) not in times:
+        found = await core.reader.events_after(run_id, seq - 1, limit=1)
+        if not found:
+            return None
+        times[run_id, seq] = found[0].at
+    return times[run_id, seq]
 
 
 async def undone_before(core: Core, facts: RunFacts) -> dict[str, str]:
@@ -201,13 +219,8 @@ async def _compensating(core: Core) -> dict[tuple[str, str], ToolSpec]:
     """Return the registered tools that can undo their calls."""
     found: dict[tuple[str, str], ToolSpec] = {}
     for tool in await core.reader.list_tools():
-        stored = tool.spec if isinstance(tool.spec, dict) else {}
-        fields = {name: value for name, value in stored.items() if name in ToolSpec.model_fields}
-        try:
-            spec = ToolSpec.model_validate(fields)
-        except ValidationError:  # of a later release
-            continue
-        if spec.has_compensate:
+        spec = read_spec(tool.spec)
+        if spec is not None and spec.has_compensate:
             found[tool.name, tool.version] = spec
     return found
 

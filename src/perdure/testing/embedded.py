@@ -357,10 +357,12 @@ async def embedded(
     settings: EngineSettings = SETTINGS,
     start: bool = True,
     tells: Callable[[ApprovalNotice], object] | None = None,
+    runner: type[LocalToolRunner] = LocalToolRunner,
 ) -> AsyncGenerator[Embedded]:
     """Start the engine over an entered database; on leaving, the workers are drained.
 
-    `tells` is the function that tells approvers. `start=False` starts no worker: register and run one with `start_worker` when it suits.
+    `tells` is the function that tells approvers, `runner` what runs the tools. `start=False` starts
+    no worker: register and run one with `start_worker` when it suits.
     """
     registry = AgentRegistry()
     registry.add(*agents)
@@ -369,16 +371,16 @@ async def embedded(
     catalog = Catalog([registry]) if tools is None else _catalog(registry, tools)
     async with LocalSignals() as signals:
         core = core_of(database, signals, settings)
-        runner = LocalToolRunner(catalog.tools, grace_s=settings.cancel_grace_s)
+        running = runner(catalog.tools, grace_s=settings.cancel_grace_s)
         judge = policy or DefaultPolicy()
-        async with runner, anyio.create_task_group() as group:
-            catalog.attach(runner.user_code)
+        async with running, anyio.create_task_group() as group:
+            catalog.attach(running.user_code)
             engine = Embedded(
                 core=core,
                 catalog=catalog,
-                tools=runner,
+                tools=running,
                 policy=judge,
-                worker=new_worker(core, catalog, runner, judge),
+                worker=new_worker(core, catalog, running, judge),
                 _group=group,
             )
             if start:

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Awaitable, Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import JsonValue
 
@@ -143,6 +143,36 @@ def boundaries_of(commit: Commit) -> list[Boundary]:
         Boundary.END: commit.hot.state in TERMINAL,
     }
     return [boundary for boundary, found in is_it.items() if found]
+
+
+class BusyStore:
+    """Passes all on to a store, but finds the rows of the next `left` commits locked.
+
+    `only` says which commits these are.
+    """
+
+    def __init__(
+        self, store: Store, left: int, only: Callable[[Commit], bool] | None = None
+    ) -> None:
+        self._store = store
+        self._only = only
+        self.left = left
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def commit(self, commits: Sequence[Commit]) -> Sequence[CommitResult | Busy]:
+        """Write what is not locked."""
+        locked = {commit.commit_id for commit in commits if self._is_locked(commit)}
+        free = [commit for commit in commits if commit.commit_id not in locked]
+        written = iter(await self._store.commit(free) if free else ())
+        return [Busy() if one.commit_id in locked else next(written) for one in commits]
+
+    def _is_locked(self, commit: Commit) -> bool:
+        if self.left <= 0 or (self._only is not None and not self._only(commit)):
+            return False
+        self.left -= 1
+        return True
 
 
 class FaultyStore:
