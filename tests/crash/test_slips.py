@@ -19,6 +19,7 @@ from perdure.engine.load import load_view
 from perdure.engine.ports import HostedAgent
 from perdure.engine.worker import Worker
 from perdure.protocol.decisions import Decision, Finish
+from perdure.protocol.errors import Unavailable
 from perdure.protocol.events import ResultEvent
 from perdure.protocol.records import CheckpointRow
 from perdure.protocol.runs import RunRow
@@ -26,7 +27,7 @@ from perdure.protocol.states import Answer, AttemptEnd, RunState, ToolCallStatus
 from perdure.store.commits import Commit, CommitResult, Committed
 from perdure.store.ports import Database, Store
 from perdure.store.reader import Reader
-from perdure.store.requests import Claimed, ClaimWant
+from perdure.store.requests import Claimed, ClaimWant, LeaseKey
 from perdure.store.sqlite import SqliteDatabase
 from perdure.testing.builders import commit_of
 from perdure.testing.embedded import (
@@ -36,6 +37,7 @@ from perdure.testing.embedded import (
     call,
     calls,
     embedded,
+    new_worker,
     scripted,
     unasked,
 )
@@ -205,6 +207,38 @@ async def test_a_result_whose_acknowledgement_was_lost_is_not_told_as_late(
         await engine.drain()
         assert plan.report.exists()
         assert await engine.core.reader.list_late(run_id) == []
+
+
+async def test_a_worker_whose_store_is_away_at_its_end_ends_in_order(
+    tmp_path: Path, zoo: ToolZoo
+) -> None:
+    """R-20.1, F12: what it holds runs out by itself."""
+
+    class Away:
+        """A store that takes no lease back."""
+
+        def __init__(self, store: Store) -> None:
+            self._store = store
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self._store, name)
+
+        async def release_runs(self, worker_id: str, leases: Sequence[LeaseKey]) -> int:
+            del worker_id, leases
+            raise Unavailable("the database is away")
+
+    settings = replace(DYING, drain_grace_s=0.1)
+    async with engine_over(tmp_path, [once(call("hang"), "hang")], zoo, settings=settings) as engine:
+        await engine.stop()
+        store: Any = Away(engine.core.store)
+        core = replace(engine.core, store=store)
+        await engine.run_worker(new_worker(core, engine.catalog, engine.tools, engine.policy))
+        run_id = await engine.submit("once")
+        await zoo.wait_started("hang")
+        await engine.drain()
+        zoo.open_gate()
+        await engine.start_worker()
+        assert (await engine.wait_terminal(run_id)).hot.state is RunState.SUCCEEDED
 
 
 async def test_a_view_is_of_one_moment_though_others_write_while_it_is_read(

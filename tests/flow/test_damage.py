@@ -169,6 +169,21 @@ async def test_the_timer_of_a_row_of_a_newer_release_takes_no_worker_with_it(url
         await engine.wait_waiting(other)
 
 
+async def test_expired_leases_that_cannot_be_read_keep_no_other_from_being_taken_away(
+    url: str,
+) -> None:
+    """F21, R-20.4: however many they are, and however long they stand first."""
+    async with database_at(url) as database:
+        for _ in range(5):
+            await database.store.insert_run(make.new_run())
+        first = await database.store.claim_runs(make.want(ttl_s=0.0, limit=4))
+        [last] = await database.store.claim_runs(make.want(ttl_s=0.0, limit=4))
+        for held in first:
+            Rows(url).damage(NEWER, held.row.facts.run_id)
+        taken = await database.store.requeue_expired(2)
+        assert [one.run_id for one in taken] == [last.row.facts.run_id]
+
+
 async def test_a_run_that_moved_since_it_was_found_still_is_not_put_aside(url: str) -> None:
     """RES-08: somebody's cancel came in between."""
     nap = scripted("nap", lambda _: Sleep(duration=timedelta(days=1)))

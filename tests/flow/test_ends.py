@@ -6,10 +6,12 @@ import anyio
 import pytest
 
 from perdure.engine.context import PlannerContext
-from perdure.protocol.decisions import Ask, Decision, Finish, Sleep, UpdatePlan
+from perdure.engine.snapshot import APPROVAL_EVENT_NAME, STATE_EVENT_NAME
+from perdure.protocol.decisions import Ask, Decision, Finish, Note, Sleep, UpdatePlan
 from perdure.protocol.events import (
     ActionEvent,
     CancelEvent,
+    CustomEvent,
     ErrorEvent,
     PlanEvent,
     PlanItem,
@@ -201,3 +203,19 @@ async def test_two_open_questions_are_answered_one_by_one(
         assert sorted(line["amount"] for line in zoo.payments()) == [1, 2]
         closings = data_of(await engine.events(run_id), ResumeEvent)
         assert [item.outcome for item in closings] == ["answered", "answered"]
+
+
+@pytest.mark.parametrize("name", [STATE_EVENT_NAME, APPROVAL_EVENT_NAME, "perdure.now"])
+async def test_a_planner_writes_nothing_under_the_names_of_the_runtime(url: str, name: str) -> None:
+    """R-4.1, R-11.3: neither the agent's state nor an approval's history; its author is told."""
+    note = Note(position="0", name=name, value={"all": "mine"})
+    forger = scripted("forger", [UpdatePlan(plan=(), records=(note,))])
+    async with flow(url, [forger]) as engine:
+        run_id = await engine.submit("forger", max_attempts=1)
+        row = await engine.wait_terminal(run_id)
+        assert row.hot.code is FailureCode.INTERNAL
+        events = await engine.events(run_id)
+        assert data_of(events, CustomEvent) == []
+        failure = data_of(events, StateEvent)[-1].failure
+        assert failure is not None
+        assert name in failure.reason

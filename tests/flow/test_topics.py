@@ -192,6 +192,21 @@ async def test_subscribers_publish_to_the_same_thread_up_to_a_depth(url: str) ->
         assert last.failure.details["limit"] == "depth"
 
 
+async def test_publications_start_no_more_runs_than_a_run_may_leave_behind(url: str) -> None:
+    """R-13.1, R-14.3: what is over the limit on detached children is refused, and told."""
+    few = replace(SETTINGS, detached_max=2)
+    async with flow(url, [scripted("says", saying(1, 2, 3)), hearing("a")], settings=few) as engine:
+        thread_id = await new_thread(engine)
+        [inbox] = await subscribed(engine, thread_id, "news", "a")
+        run_id = await engine.submit("says", thread_id=thread_id)
+        assert (await engine.wait_terminal(run_id)).hot.state is RunState.SUCCEEDED
+        told = data_of(await engine.events(run_id), ChildEvent)
+        assert [one.phase for one in told] == ["spawned", "spawned", "refused"]
+        assert told[-1].failure is not None
+        assert told[-1].failure.details["limit"] == "detached_children"
+        assert await answers(engine, inbox, 2) == [[0, 1], [1, 2]]
+
+
 async def test_code_publishes_once_however_often_it_runs(url: str, zoo: ToolZoo) -> None:
     """R-4.6, R-4.8: the worker dies behind a publication; the function runs again, and publishes
     nothing anew. Who unsubscribed gets nothing more."""

@@ -13,7 +13,7 @@ from perdure.protocol.ids import uuid_of
 from perdure.protocol.states import ToolCallStatus
 from perdure.store.commits import CallUpdate
 from perdure.store.migrate import SchemaRefused
-from perdure.store.postgres import PostgresDatabase, migrator
+from perdure.store.postgres import PostgresDatabase, driver, lanes, migrator
 from perdure.store.postgres.driver import SETTINGS
 from perdure.store.postgres.lanes import Lane
 from perdure.store.postgres.optional import compose
@@ -229,6 +229,23 @@ async def test_who_waits_for_a_migration_waits_bounded(
         await lane.close()
         await other.close()
         await anyio.to_thread.run_sync(postgres.drop_database, "waiting")
+
+
+async def test_a_migration_takes_longer_than_a_statement_may(
+    postgres: LocalPostgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SCH-06: as an index on a large table does."""
+    dsn = await anyio.to_thread.run_sync(postgres.create_database, "lasting")
+    first = migrator.MIGRATIONS[0]
+    slow = replace(first, sql=f"SELECT pg_sleep(0.5); {first.sql}")
+    monkeypatch.setattr(migrator, "MIGRATIONS", [slow, *migrator.MIGRATIONS[1:]])
+    monkeypatch.setattr(lanes, "SILENCE_S", 0.3)
+    monkeypatch.setattr(lanes, "PATIENCE_S", 0.1)
+    monkeypatch.setitem(driver.SETTINGS, "statement_timeout", "300ms")
+    async with PostgresDatabase(dsn) as database:
+        monkeypatch.undo()
+        await database.reader.ping()
+    await anyio.to_thread.run_sync(postgres.drop_database, "lasting")
 
 
 async def test_a_newer_database_is_refused_with_both_versions(postgres_own_dsn: str) -> None:

@@ -202,6 +202,37 @@ async def test_a_job_that_raises_one_of_our_errors_leaves_nothing_in_the_batch(p
     assert [row.facts.run_id for row in runs] == [kept.run_id]
 
 
+async def test_a_bug_that_one_job_meets_fails_no_other(path: Path) -> None:
+    """Decision 7: what waits beside it is written all the same."""
+    gate = threading.Event()
+
+    def broken(tx: Transaction) -> None:
+        tx.run("delete_ready", b"")
+        raise AssertionError("a bug")
+
+    async with SqliteDatabase(path) as database:
+        row, kept = (await claimed(database.store)).row, new_run()
+        first = await blocked(database, gate)
+        results: list[object] = []
+
+        async def fail() -> None:
+            with pytest.raises(AssertionError):
+                await database.writer.run(broken)
+
+        async def send() -> None:
+            results.extend(await database.store.commit([commit_of(row, note())]))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(fail)
+            tasks.start_soon(send)
+            tasks.start_soon(database.store.insert_run, kept)
+            await anyio.wait_all_tasks_blocked()
+            gate.set()
+        await first
+        assert [type(result) for result in results] == [Committed]
+        assert await database.reader.find_run(None, kept.run_id) is not None
+
+
 async def test_lease_renewals_go_before_all_that_waits(path: Path) -> None:
     gate, order = threading.Event(), list[str]()
     async with SqliteDatabase(path) as database:

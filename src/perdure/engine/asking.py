@@ -3,26 +3,20 @@
 from perdure.engine.approvals import note_opened
 from perdure.engine.draft import Draft
 from perdure.engine.judging import Judge
-from perdure.engine.ports import (
-    PolicyDecision,
-)
+from perdure.engine.ports import PolicyDecision
+from perdure.engine.results import add_result, runtime_result
 from perdure.engine.schema import check_schema
+from perdure.engine.snapshot import OpenCall
 from perdure.engine.steps import settle
-from perdure.engine.values import short
+from perdure.engine.values import short, shown
 from perdure.protocol.codec import clean
-from perdure.protocol.decisions import (
-    Ask,
-)
-from perdure.protocol.events import (
-    ApprovalRequestEvent,
-    InterruptEvent,
-)
+from perdure.protocol.decisions import Ask
+from perdure.protocol.events import ApprovalRequestEvent, InterruptEvent
+from perdure.protocol.failures import FailureCode
 from perdure.protocol.ids import INTERRUPT
-from perdure.protocol.states import (
-    InterruptKind,
-)
+from perdure.protocol.states import InterruptKind, ToolCallStatus
 from perdure.protocol.tools import ToolSpec
-from perdure.store.commits import NewInterrupt
+from perdure.store.commits import CallUpdate, NewInterrupt
 
 
 def request_approval(
@@ -107,4 +101,25 @@ def add_question(draft: Draft, decision: Ask) -> None:
             expires_in_s=expires.total_seconds() if expires is not None else None,
             on_expiry=decision.on_expiry,
         )
+    )
+
+
+def is_stale(call: OpenCall, spec: ToolSpec) -> bool:
+    """Tell whether a call was approved with another definition of its tool."""
+    approved = call.approved_definition
+    return approved is not None and approved != spec.definition_digest
+
+
+def ask_again(draft: Draft, call: OpenCall, spec: ToolSpec, judge: Judge) -> None:
+    """Draft what comes of a stale approval, which no longer counts: a denial, or the question."""
+    args = shown(call.args, call.args_ref if call.args is None else None)
+    decision = judge.policy.judge(judge.agent, draft.view.facts, spec, args)
+    if decision.effect == "deny":
+        reason = decision.reason or f"rule {decision.rule}"
+        outcome = runtime_result(ToolCallStatus.DENIED, FailureCode.POLICY_DENIED, reason)
+        add_result(draft, call, outcome, by="policy")
+        return
+    request_approval(draft, call.tool_call_id, spec, decision, judge)
+    draft.call_updates.append(
+        CallUpdate(tool_call_id=call.tool_call_id, status=ToolCallStatus.AWAITING_APPROVAL)
     )

@@ -9,7 +9,6 @@ answer is lost, the same commit is sent again and the store knows it. An executi
 begun (its row is durable) and has no result is clarified by R-5.7, never silently run again.
 """
 
-import logging
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -30,8 +29,10 @@ from perdure.engine.core import Core
 from perdure.engine.counting import count_draft
 from perdure.engine.draft import Draft
 from perdure.engine.effects import Effects
+from perdure.engine.failing import CannotStore, draft_failed_attempt, is_about_data, told_of
 from perdure.engine.held import Surroundings
 from perdure.engine.inheriting import taken_over
+from perdure.engine.journal import reserved_name
 from perdure.engine.judging import Judge
 from perdure.engine.lease import Lease, LeaseGone, Stop
 from perdure.engine.limits import before_planning
@@ -44,13 +45,12 @@ from perdure.engine.sessions import StoreTime, session_of
 from perdure.engine.steps import fail, rejection
 from perdure.engine.topics import find_subscribers, publishes
 from perdure.engine.tree import close_unheld, tell_parent
-from perdure.engine.values import describe, short
+from perdure.engine.values import describe
 from perdure.engine.view import RunView
 from perdure.protocol.decisions import Decision, UpdatePlan
-from perdure.protocol.errors import PerdureError, StoreFull, TooLarge, Unavailable
+from perdure.protocol.errors import PerdureError, StoreFull, Unavailable
 from perdure.protocol.events import RetryEvent, TimeoutEvent
-from perdure.protocol.failures import Failure, FailureCode, Stage
-from perdure.protocol.policies import RetryPolicy
+from perdure.protocol.failures import Failure, FailureCode
 from perdure.protocol.states import (
     TERMINAL,
     AttemptEnd,
@@ -58,19 +58,13 @@ from perdure.protocol.states import (
     RunState,
     Transition,
 )
+from perdure.protocol.values import RESERVED
 from perdure.store.commits import Behind, CancelRequested, Commit, Committed, LeaseLost, Refused
 from perdure.store.requests import TimerKind
-
-ATTEMPT_RETRY = RetryPolicy(attempts_max=20, backoff_s=1.0, backoff_max_s=60.0)
-log = logging.getLogger(__name__)
 
 RESEND_S = 0.2
 CLOSE_TIMEOUT_S = 10.0
 LOOKUPS_TIMEOUT_S = 4.0
-
-
-class CannotStore(Exception):
-    """The store refused the data of a commit; the run must fail otherwise (decision 7)."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -261,7 +255,7 @@ class Attempt:
         if self.view.facts.options.stream:
             decision = await self._decide_aloud(planner, context)
         else:
-            decision = await _ask(planner, context)
+            decision = await self._ask(planner, context)
         self._decision = (step, decision)
         return decision
 
@@ -276,7 +270,7 @@ class Attempt:
         async with anyio.create_task_group() as group:
             group.start_soon(replies.keep_durable, self._write_replies)
             try:
-                decision = await _ask(planner, context)
+                decision = await self._ask(planner, context)
             except PlannerFailure as error:
                 failure = error  # raised outside of the group, which would wrap it
             finally:
@@ -284,6 +278,22 @@ class Attempt:
         if failure is not None:
             raise failure
         assert decision is not None
+        return decision
+
+    async def _ask(self, planner: Planner | PlannerSession, context: PlannerContext) -> Decision:
+        """Return the planner's decision; what its code raises is told as the author's.
+
+        Only the session of a code agent notes values under names of the runtime.
+        """
+        try:
+            decision = await planner.next_step(context)
+        except (PlannerFailure, AuthorError, PerdureError, LeaseGone):
+            raise
+        except Exception as error:
+            raise AuthorError(describe(error)) from error
+        name = reserved_name(decision, is_code=self.session is not None)
+        if name is not None:
+            raise AuthorError(f"{name}: names that begin with `{RESERVED}` are the runtime's")
         return decision
 
     async def _write_replies(self, replies: Replies) -> None:
@@ -456,64 +466,14 @@ class Attempt:
             self.view = await self._loaded()
             await self._draft_failed_attempt(error)
 
-    def _told(self, error: Exception) -> str:
-        """Return what callers are told of an error: all of the author's code's, of ours its type.
-
-        The text of another error may hold what is none of theirs, as the address of a database;
-        it stands in the log, under the id that they are told.
-        """
-        if isinstance(error, AuthorError | CannotStore | TooLarge):
-            return short(str(error))
-        log_id = self.core.ids.new("log")
-        run_id = self.view.facts.run_id
-        log.error("%s: an attempt of %s failed", log_id, run_id, exc_info=error)
-        return f"{type(error).__name__} in the runtime; its log tells more under {log_id}"
-
     async def _draft_failed_attempt(self, error: Exception) -> None:
-        view = self.view
-        view.faults += 1
-        reason = self._told(error)
-        failure = Failure(code=FailureCode.INTERNAL, reason=reason, stage=Stage.RUNTIME)
-        draft = self.draft()
-        known = {item.call.tool_call_id: item.outcome for item in self.effects.unrecorded}
-        if view.snapshot.cancel_epoch > 0:
+        self.view.faults += 1
+        reason = told_of(self.core, self.view.facts.run_id, error)
+        if self.view.snapshot.cancel_epoch > 0:
             await self._close(CANCELLED)
             return
-        if isinstance(error, CannotStore | TooLarge):
-            fail(draft, failure)
-        elif view.faults >= view.facts.options.faults_max:
-            if view.faults > 1:
-                failure = Failure(
-                    code=FailureCode.RETRIES_EXHAUSTED,
-                    reason=f"{view.faults} attempts failed, the last one by {reason}",
-                    stage=Stage.RUNTIME,
-                )
-            fail(draft, failure, known=known)
-        else:
-            delay_s = ATTEMPT_RETRY.delay_s(view.faults, self.core.chance.random())
-            draft.add(
-                RetryEvent(
-                    subject="attempt",
-                    failed=view.faults,
-                    failure=failure,
-                    delay_ms=round(delay_s * 1000),
-                )
-            )
-            draft.release(AttemptEnd.ERROR, ParkedOn.RETRY)
-            draft.ready_in_s = delay_s
-        if (
-            await self.commit(draft)
-            and draft.is_closing
-            and not isinstance(error, CannotStore | TooLarge)
-        ):
+        known = {item.call.tool_call_id: item.outcome for item in self.effects.unrecorded}
+        draft = self.draft()
+        draft_failed_attempt(draft, error, reason, known, self.core.chance)
+        if await self.commit(draft) and draft.is_closing and not is_about_data(error):
             self.effects.unrecorded.clear()
-
-
-async def _ask(planner: Planner | PlannerSession, context: PlannerContext) -> Decision:
-    """Return the planner's decision; what its code raises is told as the author's."""
-    try:
-        return await planner.next_step(context)
-    except (PlannerFailure, AuthorError, PerdureError, LeaseGone):
-        raise
-    except Exception as error:
-        raise AuthorError(describe(error)) from error

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import anyio
 
-from perdure.engine.asking import request_approval
+from perdure.engine.asking import ask_again, is_stale
 from perdure.engine.breakpoints import is_held
 from perdure.engine.closing import invocation_of
 from perdure.engine.draft import Draft
@@ -18,6 +18,7 @@ from perdure.engine.held import Finished, HeldRun
 from perdure.engine.journal import STEP_TOOLS
 from perdure.engine.ports import LocalStep, Place, PlannerFailure, ToolOutcome
 from perdure.engine.results import (
+    add_no_tool,
     add_pending,
     add_result,
     add_retry,
@@ -29,7 +30,6 @@ from perdure.engine.results import (
 from perdure.engine.snapshot import OpenCall
 from perdure.engine.spawning import draft_call_child
 from perdure.engine.steps import settle
-from perdure.engine.values import shown
 from perdure.engine.view import RunView
 from perdure.protocol.codec import decode
 from perdure.protocol.errors import Unavailable
@@ -200,9 +200,9 @@ class Effects:
         """Return the declaration of a tool that may run now; else draft what comes instead."""
         spec = self._spec_of(call)
         if spec is None:
-            self._no_tool(draft, call)
-        elif _approval_is_stale(call, spec):
-            self._ask_again(draft, call, spec)
+            add_no_tool(draft, call)
+        elif is_stale(call, spec):
+            ask_again(draft, call, spec, self.attempt.judge)
         elif spec.agent is None:  # else its agent is looked up with the next turn
             return spec
         return None
@@ -215,8 +215,8 @@ class Effects:
             spec = self.attempt.around.tools.find(call.tool, call.version)
             if spec is None or spec.agent is None or (spec.agent, None) not in judge.cards:
                 continue
-            if _approval_is_stale(call, spec):
-                self._ask_again(draft, call, spec)
+            if is_stale(call, spec):
+                ask_again(draft, call, spec, judge)
             else:
                 ready.append((call, spec))
         for place, (call, spec) in enumerate(ready):
@@ -232,29 +232,6 @@ class Effects:
             or snapshot.rejected is not None
             or draft.attempt_end is not None
             or self.attempt.lease.draining
-        )
-
-    def _no_tool(self, draft: Draft, call: OpenCall) -> None:
-        outcome = runtime_result(
-            ToolCallStatus.FAILED,
-            FailureCode.TOOL_NOT_FOUND,
-            f"this worker has no {call.tool} of version {call.version}",
-        )
-        add_result(draft, call, outcome, by="runtime")
-
-    def _ask_again(self, draft: Draft, call: OpenCall, spec: ToolSpec) -> None:
-        """The tool changed after it was approved: the approval no longer counts."""
-        judge = self.attempt.judge
-        args = shown(call.args, call.args_ref if call.args is None else None)
-        decision = judge.policy.judge(judge.agent, draft.view.facts, spec, args)
-        if decision.effect == "deny":
-            reason = decision.reason or f"rule {decision.rule}"
-            outcome = runtime_result(ToolCallStatus.DENIED, FailureCode.POLICY_DENIED, reason)
-            add_result(draft, call, outcome, by="policy")
-            return
-        request_approval(draft, call.tool_call_id, spec, decision, judge)
-        draft.call_updates.append(
-            CallUpdate(tool_call_id=call.tool_call_id, status=ToolCallStatus.AWAITING_APPROVAL)
         )
 
     async def work(self, calls: list[OpenCall]) -> None:
@@ -511,8 +488,3 @@ class Effects:
         calls = [call for call in draft.view.runnable_calls() if not is_held(draft.view, call)]
         due = [draft.view.retry_at.get(call.tool_call_id, now) - now for call in calls]
         return max(0.0, min(due)) if due else None
-
-
-def _approval_is_stale(call: OpenCall, spec: ToolSpec) -> bool:
-    approved = call.approved_definition
-    return approved is not None and approved != spec.definition_digest

@@ -321,6 +321,7 @@ def _fold_child(snapshot: RunSnapshot, data: ChildEvent) -> None:
     """Keep what is open, and what finished and detached children used or may use."""
     if data.topic is not None:  # a subscriber's run: nothing of it comes back
         _chain(snapshot, "delivered", data.child_run_id, data.topic, data.agent_id)
+        snapshot.detached_children += data.phase == "spawned"
         return
     match data.phase:
         case "spawned":

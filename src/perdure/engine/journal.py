@@ -12,6 +12,7 @@ from pydantic import JsonValue
 
 from perdure.engine.context import Entry
 from perdure.protocol.codec import digest
+from perdure.protocol.decisions import DecisionBase, Note
 from perdure.protocol.events import (
     ActionEvent,
     ArtifactEvent,
@@ -24,7 +25,8 @@ from perdure.protocol.events import (
     ResultEvent,
     ResumeEvent,
 )
-from perdure.protocol.values import Value
+from perdure.protocol.fields import FIELD_EVENT_NAME
+from perdure.protocol.values import RESERVED, Value
 
 STEP_TOOLS = frozenset({"perdure.step", "perdure.step_once"})
 """The built-in tools whose code is a closure in a code agent's function."""
@@ -35,9 +37,18 @@ PATCHED = "perdure.patched"
 CODE = "perdure.code"
 """Names of the custom events that the runtime writes for operations of code agents."""
 
+_NAMES_OF_CODE = frozenset({SLEEP, NOW, PATCHED, CODE, FIELD_EVENT_NAME})
+
 Opening = (
     ActionEvent | InterruptEvent | ModelEvent | CustomEvent | ArtifactEvent | PlanEvent | ChildEvent
 )
+
+
+def reserved_name(decision: DecisionBase, *, is_code: bool) -> str | None:
+    """Return the name of a note that its planner may not write, as it is the runtime's own."""
+    allowed = _NAMES_OF_CODE if is_code else frozenset[str]()
+    names = [record.name for record in decision.records if isinstance(record, Note)]
+    return next((name for name in names if name.startswith(RESERVED) and name not in allowed), None)
 
 
 @dataclass(slots=True)

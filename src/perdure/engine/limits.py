@@ -84,6 +84,19 @@ def share_for_child(view: RunView, wanted: Budget, among: int) -> Budget | Failu
     return wanted.model_copy(update=shares)
 
 
+def over_limit(*limits: tuple[str, int, int]) -> Failure | None:
+    """Return why a child cannot be started: the first (name, used, limit) that is reached."""
+    for name, used, limit in limits:
+        if used >= limit:
+            return Failure(
+                code=FailureCode.BUDGET_EXCEEDED,
+                reason=f"the limit of {limit} on {name} is reached",
+                stage=Stage.PLANNING,
+                details={"limit": name, "used": used, "max": limit},
+            )
+    return None
+
+
 def repeated(view: RunView, tool: str, tool_call_id: str) -> Failure | None:
     """Return LOOP_DETECTED when an open call is one too many with the same arguments."""
     limit = view.facts.options.loop_limit

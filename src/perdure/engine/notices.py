@@ -72,7 +72,7 @@ class Notices:
         asked = await self.core.reader.find_interrupt(None, interrupt_id)
         if row is None or asked is None or row.hot.cancel_epoch > 0:
             return
-        view = await load_view(self.core, row)
+        view = await load_view(self.core, row, with_messages=False)
         question = view.snapshot.open_interrupts.get(interrupt_id)
         if question is None:
             return

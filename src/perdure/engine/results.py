@@ -225,3 +225,13 @@ def add_artifact(
             seq=seq,
         )
     )
+
+
+def add_no_tool(draft: Draft, call: OpenCall) -> None:
+    """Draft the result of a call whose tool this worker does not have."""
+    outcome = runtime_result(
+        ToolCallStatus.FAILED,
+        FailureCode.TOOL_NOT_FOUND,
+        f"this worker has no {call.tool} of version {call.version}",
+    )
+    add_result(draft, call, outcome, by="runtime")

@@ -12,7 +12,7 @@ from pydantic import JsonValue
 
 from perdure.engine.core import EngineSettings
 from perdure.engine.draft import Draft
-from perdure.engine.limits import share_for_child
+from perdure.engine.limits import over_limit, share_for_child
 from perdure.engine.results import add_result, runtime_result
 from perdure.engine.schema import check_schema, problem_with_value
 from perdure.engine.snapshot import OpenCall
@@ -215,16 +215,9 @@ def _refusal(
     if detach:
         started = view.snapshot.detached_children
         limits.append(("detached_children", started, settings.detached_max))
-    for name, used, limit in limits:
-        if used >= limit:
-            return Failure(
-                code=FailureCode.BUDGET_EXCEEDED,
-                reason=f"the limit of {limit} on {name} is reached",
-                stage=Stage.PLANNING,
-                details={"limit": name, "used": used, "max": limit},
-            )
-    if card.input_schema is None:
-        return None
+    failure = over_limit(*limits)
+    if failure is not None or card.input_schema is None:
+        return failure
     problem = problem_with_value(card.input_schema, wish)
     if problem is None:
         return None

@@ -14,6 +14,7 @@ from pydantic import JsonValue
 
 from perdure.engine.core import Core, EngineSettings
 from perdure.engine.draft import Draft
+from perdure.engine.limits import over_limit
 from perdure.engine.ports import HostedAgent
 from perdure.engine.schema import problem_with_value
 from perdure.engine.values import Kept, shown
@@ -129,22 +130,19 @@ def _deliver(
 def _refusal(
     draft: Draft, subscriber: Subscriber, kept: Kept, settings: EngineSettings
 ) -> Failure | None:
-    row, card, depth = subscriber.row, subscriber.card, draft.view.facts.depth
+    row, card, view = subscriber.row, subscriber.card, draft.view
     if card is None:
         return Failure(
             code=FailureCode.AGENT_NOT_FOUND,
             reason=f"no agent {row.agent_id} of that version is registered",
             stage=Stage.PLANNING,
         )
-    if depth >= settings.depth_max:
-        return Failure(
-            code=FailureCode.BUDGET_EXCEEDED,
-            reason=f"the limit of {settings.depth_max} on depth is reached",
-            stage=Stage.PLANNING,
-            details={"limit": "depth", "used": depth, "max": settings.depth_max},
-        )
-    if card.input_schema is None or kept.ref is not None:
-        return None
+    failure = over_limit(
+        ("depth", view.facts.depth, settings.depth_max),
+        ("detached_children", view.snapshot.detached_children, settings.detached_max),
+    )
+    if failure is not None or card.input_schema is None or kept.ref is not None:
+        return failure
     problem = problem_with_value(card.input_schema, kept.inline)
     if problem is None:
         return None

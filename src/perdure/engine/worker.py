@@ -426,7 +426,15 @@ class Worker:
         for lease in list(self._leases.values()):
             lease.stop(Stop.DRAIN)
         if keys:
+            await self._release(keys)
+
+    async def _release(self, keys: list[LeaseKey]) -> None:
+        """Give leases back; when the store is away they run out by themselves."""
+        try:
             await self.core.store.release_runs(self.worker_id, keys)
+        except PerdureError as error:
+            log.warning("%d leases are left to run out: %s", len(keys), error)
+        else:
             self.core.signals.publish(QUEUE_TOPIC)
 
     # -- late results

@@ -7,6 +7,9 @@ from perdure.protocol.base import Stored
 INLINE_BYTES_MAX = 8 * 1024
 BLOB_BYTES_MAX = 16 * 1024 * 1024
 PREVIEW_CHARACTERS = 500
+RESERVED = "perdure."
+"""What names begin with that are the runtime's own."""
+
 EVENT_DATA_BYTES_MAX = 64 * 1024
 BODY_BYTES_MAX = 4 * 1024 * 1024
 METADATA_KEYS_MAX = 50

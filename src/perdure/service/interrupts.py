@@ -190,15 +190,17 @@ async def _handling(service: Service, row: InterruptRow) -> list[HandlingView]:
     """Return what happened to an approval between its question and its answer."""
     found: list[HandlingView] = []
     seq, last = row.opened_seq, row.closed_seq
-    while page := await service.reader.events_after(row.run_id, seq, limit=_PAGE):
+    while last is None or seq + 1 < last:
+        limit = _PAGE if last is None else min(_PAGE, last - seq - 1)
+        page = await service.reader.events_after(row.run_id, seq, limit=limit)
+        if not page:
+            break
         for event in page:
-            data = data_of(event, CustomEvent) if last is None or event.seq < last else None
+            data = data_of(event, CustomEvent)
             value = data.value if data is not None and data.name == APPROVAL_EVENT_NAME else None
             if isinstance(value, dict) and value.get("approval_id") == row.interrupt_id:
                 found.append(HandlingView.model_validate({**value, "at": event.at}))
         seq = page[-1].seq
-        if last is not None and seq >= last:
-            break
     return found
 
 

@@ -6,12 +6,11 @@ from pydantic import JsonValue
 
 from perdure.protocol.codec import digest
 from perdure.protocol.errors import IdempotencyMismatch, Invalid
-from perdure.protocol.values import IDEMPOTENCY_KEY_BYTES_MAX
+from perdure.protocol.values import IDEMPOTENCY_KEY_BYTES_MAX, RESERVED
 from perdure.service.base import check_storable
 from perdure.store.requests import Replayed, RequestKey
 
 HEADER = "Idempotency-Key"
-RESERVED = "perdure."
 THREADS = "threads"
 """Scope of the keys of new threads; a message's is its thread."""
 

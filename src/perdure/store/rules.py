@@ -289,6 +289,11 @@ def is_expired(hot: RunHot, now: datetime) -> bool:
     return hot.lease_expires_at is not None and hot.lease_expires_at <= now
 
 
+EXPIRED_PAGES_MAX = 20
+"""So many pages of expired leases are looked at in one transaction: the first ones may hold only
+rows that cannot be read, which keep nobody from the others."""
+
+
 def is_exhausted(hot: RunHot, max_attempts: int) -> bool:
     """Tell whether one more fault reaches the bound on attempts (decision 11)."""
     return hot.faults + 1 >= max_attempts

@@ -60,7 +60,12 @@ from perdure.protocol.policies import Budget, RetryPolicy, Timeouts
 from perdure.protocol.runs import RunFacts
 from perdure.protocol.states import Answer, InterruptKind, OnExpiry, RunState, ToolCallStatus
 from perdure.protocol.topics import PUBLISHED_EVENT_NAME
-from perdure.protocol.values import BLOB_BYTES_MAX, INLINE_BYTES_MAX, NAME_CHARACTERS_MAX
+from perdure.protocol.values import (
+    BLOB_BYTES_MAX,
+    INLINE_BYTES_MAX,
+    NAME_CHARACTERS_MAX,
+    RESERVED,
+)
 from perdure.tools.api import ToolError
 from perdure.tools.jobs import copied
 
@@ -311,8 +316,8 @@ class Context:
 
     def emit(self, name: str, value: object = None) -> None:
         """Report a value: a `custom` event, written once, with the next decision."""
-        if name.startswith("perdure."):
-            raise ValueError("names that begin with `perdure.` are the runtime's")
+        if name.startswith(RESERVED):
+            raise ValueError(f"names that begin with `{RESERVED}` are the runtime's")
         cleaned = _inline(clean(value))
         live = self._live
         position = live.branch().take()

@@ -22,7 +22,7 @@ from pydantic import JsonValue
 from perdure.agents.code.errors import Diverged
 from perdure.agents.code.positions import Branch, Order, at
 from perdure.engine.context import Entry, OperationKind
-from perdure.engine.journal import SLEEP
+from perdure.engine.journal import PATCHED, SLEEP
 from perdure.engine.ports import LocalStep
 from perdure.protocol.codec import clean
 from perdure.protocol.decisions import Ask, ChildRequest, Note, Record, ToolRequest
@@ -320,7 +320,7 @@ class LiveFunction:
                 ahead = at(branch.path, branch.count)
                 known = self._order.passed(ahead) is None
                 if known:
-                    self.record(Note(position=position, name="perdure.patched", value=name))
+                    self.record(Note(position=position, name=PATCHED, value=name))
             self._patches[position] = known
         return known
 

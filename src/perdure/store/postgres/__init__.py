@@ -52,7 +52,7 @@ class PostgresDatabase:
         return self._reader
 
     async def __aenter__(self) -> Self:
-        lane = Lane(self._direct_dsn)
+        lane = Lane(self._direct_dsn, migrates=True)
         try:
             await migrate(lane)
         finally:

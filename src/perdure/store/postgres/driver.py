@@ -42,6 +42,12 @@ SETTINGS = {
 SHARED_SETTINGS = {**SETTINGS, "lock_timeout": "100ms"}
 """Of connections that carry the work of many callers, one after the other."""
 
+POOL_SETTINGS = {**SETTINGS, "lock_timeout": "500ms"}
+"""Of connections that are few: who waits for a row that is locked waits without one, in between."""
+
+MIGRATION_SETTINGS = {**SETTINGS, "statement_timeout": "0"}
+"""Of a connection whose statements take as long as the database is large."""
+
 
 class Connection(Protocol):
     """What the store needs of one connection."""
@@ -146,7 +152,7 @@ class Pool:
             statement_cache_size=0 if self._pgbouncer else 200,
             max_cached_statement_lifetime=0,
             max_cacheable_statement_size=0,
-            server_settings=None if self._pgbouncer else SETTINGS,
+            server_settings=None if self._pgbouncer else POOL_SETTINGS,
         )
 
     async def close(self) -> None:

@@ -5,7 +5,7 @@ connection is opened anew within a deadline, a deadlock or lock timeout is tried
 number of times with jitter, a stale plan leads to one new connection. What is left is translated.
 
 No work is waited for without end: each try has `SILENCE_S`, a little more than the server gives a
-statement, and then its connection is dropped.
+statement, and then its connection is dropped. Only migrations take the time that they need.
 """
 
 import asyncio
@@ -21,6 +21,7 @@ import anyio
 from perdure.protocol.errors import PerdureError
 from perdure.store.postgres.driver import (
     CLOSE_S,
+    MIGRATION_SETTINGS,
     SETTINGS,
     SHARED_SETTINGS,
     Connection,
@@ -112,12 +113,14 @@ class Lane:
     """One held direct connection, used by one caller at a time in order of arrival.
 
     Behind one that is `shared` by the work of many, nobody waits for a row that somebody else has
-    locked for long: StillBusy then, and the work tries again when it is its turn.
+    locked for long: StillBusy then, and the work tries again when it is its turn. One that
+    `migrates` waits for its statements as long as they take.
     """
 
-    def __init__(self, dsn: str, *, shared: bool = False) -> None:
+    def __init__(self, dsn: str, *, shared: bool = False, migrates: bool = False) -> None:
         self._dsn = dsn
         self._shared = shared
+        self._migrates = migrates
         self._lock = anyio.Lock(fast_acquire=True)
         self._connection: Connection | None = None
 
@@ -126,13 +129,18 @@ class Lane:
         async with self._lock:
             return await keep_trying(lambda _: self._once(work), patience_s=patience_s)
 
+    @property
+    def _settings(self) -> dict[str, str]:
+        if self._migrates:
+            return MIGRATION_SETTINGS
+        return SHARED_SETTINGS if self._shared else SETTINGS
+
     async def _once(self, work: Work[Result]) -> Result:
         connection = self._connection
         if connection is None or connection.is_closed():
-            settings = SHARED_SETTINGS if self._shared else SETTINGS
-            connection = self._connection = await connect(self._dsn, settings=settings)
+            connection = self._connection = await connect(self._dsn, settings=self._settings)
         try:
-            with anyio.fail_after(SILENCE_S):
+            with anyio.fail_after(None if self._migrates else SILENCE_S):
                 return await work(connection)
         except Exception as error:
             trouble = trouble_of(error)

@@ -6,7 +6,7 @@ Each function runs inside the caller's transaction: lock, read, ask `rules`, wri
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
-from datetime import datetime
+from datetime import UTC, datetime
 
 from perdure.protocol.errors import NotFound, Unreadable
 from perdure.protocol.ids import RUN, hex_of
@@ -157,23 +157,34 @@ async def record_late(connection: Connection, late: LateResult, clock: datetime 
     return True
 
 
+async def _expired(
+    connection: Connection, limit: int, clock: datetime | None
+) -> list[tuple[Row, RunHot]]:
+    """Lock up to so many rows whose leases have expired and that can be read."""
+    found: list[tuple[Row, RunHot]] = []
+    place: tuple[datetime, str] = (datetime.min.replace(tzinfo=UTC), "0" * 32)
+    for _ in range(rules.EXPIRED_PAGES_MAX):
+        rows = await connection.fetch(SQL["expired_leases"], clock, limit - len(found), *place)
+        read = [(row, _known(row)) for row in rows]
+        found += [(row, hot) for row, hot in read if hot is not None]
+        if len(found) >= limit or not rows:
+            break
+        place = rows[-1]["lease_expires_at"], rows[-1]["run_id"].hex
+    return found
+
+
 async def requeue_expired(
     connection: Connection, limit: int, clock: datetime | None
 ) -> list[Requeued]:
-    """Take expired leases away."""
-    rows = await connection.fetch(SQL["expired_leases"], clock, limit)
-    if not rows:
+    """Take expired leases away, the longest expired first. Rows that cannot be read stay."""
+    found = await _expired(connection, limit, clock)
+    if not found:
         return []
-    now: datetime = rows[0]["now"]
+    now: datetime = found[0][0]["now"]
     answers: list[Requeued] = []
     moved: list[tuple[str, RunHot]] = []
     lost: list[tuple[str, RunHot]] = []
-    for row in rows:
-        try:
-            before = hot_of(row)
-        except Unreadable as error:
-            log.error("the lease of %s stays: %s", row["run_id"], error)  # noqa: TRY400  # expected: no trace
-            continue
+    for row, before in found:
         lost.append((row["run_id"].hex, before))
         exhausted = rules.is_exhausted(before, row["max_attempts"])
         cancelled = before.cancel_epoch > 0

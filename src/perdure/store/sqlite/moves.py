@@ -232,20 +232,21 @@ def record_late(tx: Transaction, late: LateResult) -> bool:
 
 
 def requeue_expired(tx: Transaction, limit: int) -> list[Requeued]:
-    """Take expired leases away, the longest expired first."""
-    rows = tx.all("expired_leases", tx.now_micros, limit)
+    """Take expired leases away, the longest expired first. Rows that cannot be read stay."""
     taken: list[Requeued] = []
-    for (run,) in rows:
-        try:
-            taken.append(_take_away(tx, run))
-        except Unreadable as error:
-            log.error("the lease of run_%s stays: %s", run.hex(), error)  # noqa: TRY400  # expected: no trace
+    place: tuple[int, bytes] = (0, b"")
+    for _ in range(rules.EXPIRED_PAGES_MAX):
+        rows = tx.all("expired_leases", tx.now_micros, *place, limit - len(taken))
+        read = [(run, tx.load_one_of_many(run)) for run, _ in rows]
+        taken += [_take_away(tx, run, before) for run, before in read if before is not None]
+        if len(taken) >= limit or not rows:
+            break
+        place = rows[-1][1], rows[-1][0]
     return taken
 
 
-def _take_away(tx: Transaction, run: bytes) -> Requeued:
-    before, bound = tx.load(run), tx.one("find_attempts_max", run)
-    assert before is not None, "the row was just seen"
+def _take_away(tx: Transaction, run: bytes, before: Kept) -> Requeued:
+    bound = tx.one("find_attempts_max", run)
     assert bound is not None, "a hot row has its cold one"
     exhausted = rules.is_exhausted(before.hot, bound[0])
     cancelled = before.hot.cancel_epoch > 0

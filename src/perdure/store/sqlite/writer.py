@@ -208,8 +208,10 @@ class Writer:
 
 
 def _may_be_of_one(error: Exception) -> bool:
-    """Tell whether one job may be at fault: its data, its rows, or its share of the room."""
-    if isinstance(error, PerdureError) or is_data_error(error):
+    """Tell whether one job may be at fault: its data, its rows, its share of the room, or a bug that
+    it met.
+    """
+    if not isinstance(error, sqlite3.Error) or is_data_error(error):
         return True
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     return code in {sqlite3.SQLITE_FULL, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_TOOBIG}

@@ -151,10 +151,12 @@ SELECT s.run_id, s.lease_owner, s.lease_token, s.cancel_epoch
   FROM unnest($1::uuid[]) AS w(run_id) JOIN run_state AS s ON s.run_id = w.run_id;
 
 -- name: expired_leases
+-- Those that ran out after the last one of the page before.
 SELECT s.*, coalesce($1::timestamptz, now()) AS now,
        (SELECT r.max_attempts FROM runs AS r WHERE r.run_id = s.run_id) AS max_attempts
   FROM run_state AS s
  WHERE s.lease_owner IS NOT NULL AND s.lease_expires_at <= coalesce($1::timestamptz, now())
+   AND (s.lease_expires_at, s.run_id) > ($3::timestamptz, $4::uuid)
  ORDER BY s.lease_expires_at, s.run_id LIMIT $2 FOR NO KEY UPDATE OF s SKIP LOCKED;
 
 -- name: move_runs

@@ -140,8 +140,9 @@ SELECT json_group_array(
 FROM v CROSS JOIN run_state AS s ON s.run_id = v.run_id;
 
 -- name: expired_leases
-SELECT run_id FROM run_state
-WHERE lease_owner IS NOT NULL AND lease_expires_at <= ?
+-- Those that ran out after the last one of the page before.
+SELECT run_id, lease_expires_at FROM run_state
+WHERE lease_owner IS NOT NULL AND lease_expires_at <= ? AND (lease_expires_at, run_id) > (?, ?)
 ORDER BY lease_expires_at, run_id
 LIMIT ?;
 
