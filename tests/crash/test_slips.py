@@ -228,7 +228,9 @@ async def test_a_worker_whose_store_is_away_at_its_end_ends_in_order(
             raise Unavailable("the database is away")
 
     settings = replace(DYING, drain_grace_s=0.1)
-    async with engine_over(tmp_path, [once(call("hang"), "hang")], zoo, settings=settings) as engine:
+    async with engine_over(
+        tmp_path, [once(call("hang"), "hang")], zoo, settings=settings
+    ) as engine:
         await engine.stop()
         store: Any = Away(engine.core.store)
         core = replace(engine.core, store=store)

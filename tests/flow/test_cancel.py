@@ -6,7 +6,6 @@ import anyio
 import pytest
 
 from perdure.engine.context import PlannerContext
-from perdure.engine.core import EngineSettings
 from perdure.engine.ports import HostedAgent
 from perdure.protocol.agents import AgentCard
 from perdure.protocol.codec import encode
@@ -29,6 +28,7 @@ from perdure.service.base import Service
 from perdure.service.principal import LOCAL
 from perdure.store.reader import RunFilter
 from perdure.store.requests import CancelWish
+from perdure.testing.clock import ShiftingClock
 from perdure.testing.embedded import Embedded, call, calls, scripted, unasked
 from perdure.testing.tools import ToolZoo
 from perdure.tools import ToolContext, tool
@@ -210,25 +210,16 @@ async def test_a_sleeping_run_ends_at_once(url: str) -> None:
         await assert_cancelled(engine, run_id)
 
 
-DYING = EngineSettings(
-    lease_ttl_s=0.6,
-    heartbeat_s=0.1,
-    lease_margin_s=0.1,
-    poll_interval_s=0.05,
-    maintenance_interval_s=0.05,
-    cancel_grace_s=0.1,
-    drain_grace_s=1.0,
-)
-
-
 async def test_a_run_of_a_dead_worker_is_cancelled_when_its_lease_expires(
     url: str, zoo: ToolZoo
 ) -> None:
     """R-9.6, CAN-01, F01."""
-    async with flow(url, [once("hang")], zoo, settings=DYING) as engine:
+    clock = ShiftingClock()
+    async with flow(url, [once("hang")], zoo, clock=clock) as engine:
         run_id = await engine.submit("once")
         await zoo.wait_started("hang")
         await engine.kill_worker()
+        clock.advance(60)  # its leases run out
         row = await engine.cancel(run_id)
         assert status_of(row.hot) is RunStatus.CANCEL_REQUESTED
         await engine.start_worker()

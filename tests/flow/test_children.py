@@ -32,6 +32,7 @@ from perdure.protocol.states import (
     WaitingOn,
 )
 from perdure.store.reader import RunFilter
+from perdure.testing.clock import ShiftingClock
 from perdure.testing.embedded import SETTINGS, Embedded, call, calls, scripted, unasked
 from perdure.testing.tools import ToolZoo
 from perdure.tools import agent_as_tool
@@ -353,7 +354,7 @@ async def test_a_child_of_a_call_that_fails_or_is_unknown(url: str, zoo: ToolZoo
 async def test_a_parent_dies_while_its_child_runs(url: str, zoo: ToolZoo) -> None:
     """F48: the child's end is reported once, whoever is there; here a sweep delivers it."""
     held = scripted("held", [call("hang"), Finish(answer="free")], tools=["hang"])
-    settings = replace(SETTINGS, lease_ttl_s=0.5, lease_margin_s=0.1)
+    clock = ShiftingClock()
     parent = scripted(
         "parent",
         lambda context: (
@@ -363,10 +364,11 @@ async def test_a_parent_dies_while_its_child_runs(url: str, zoo: ToolZoo) -> Non
         ),
         tools=["hang"],
     )
-    async with flow(url, [parent, held], zoo, settings=settings) as engine:
+    async with flow(url, [parent, held], zoo, clock=clock) as engine:
         run_id = await engine.submit("parent")
         await zoo.wait_started("hang", 2)
         await engine.kill_worker()
+        clock.advance(60)  # its leases run out
         zoo.open_gate()
         await engine.start_worker()
         await engine.wait_terminal(run_id)
@@ -407,13 +409,14 @@ async def test_a_handoff_survives_recovery(url: str, zoo: ToolZoo) -> None:
         return Finish(answer=[context.agent_id, context.handoff.source, context.handoff.reason])
 
     second = scripted("second", decide, tools=unasked("pay_idempotent", "hang"))
-    settings = replace(SETTINGS, lease_ttl_s=0.5, lease_margin_s=0.1)
-    async with flow(url, [first, second], zoo, settings=settings) as engine:
+    clock = ShiftingClock()
+    async with flow(url, [first, second], zoo, clock=clock) as engine:
         run_id = await engine.submit("first")
         await zoo.wait_started("hang")
         row = await engine.run(run_id)
         assert (row.facts.agent_id, row.facts.agent_now) == ("first", ("second", "1"))
         await engine.kill_worker()
+        clock.advance(60)  # its leases run out
         zoo.open_gate()
         await engine.start_worker()
         assert (await engine.wait_terminal(run_id)).hot.state is RunState.SUCCEEDED

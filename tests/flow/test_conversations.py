@@ -33,7 +33,8 @@ from perdure.service.branches import RetryRequest, retry
 from perdure.service.principal import LOCAL
 from perdure.service.trees import interrupts_in_tree
 from perdure.store.reader import RunFilter
-from perdure.testing.embedded import SETTINGS, Embedded, call, scripted
+from perdure.testing.clock import ShiftingClock
+from perdure.testing.embedded import Embedded, call, scripted
 from perdure.testing.tools import ToolZoo
 from tests.flow.world import data_of, flow
 
@@ -146,7 +147,7 @@ async def test_speakers_route_the_word_and_a_word_ends_it(url: str) -> None:
 
 async def test_a_crash_in_the_middle_lets_nobody_speak_twice(url: str, zoo: ToolZoo) -> None:
     """R-4.8: the worker dies while a participant is at work, and while the selector decides."""
-    settings = replace(SETTINGS, lease_ttl_s=0.5, lease_margin_s=0.1)
+    clock = ShiftingClock()
     chosen: list[int] = []
     begun = threading.Event()
 
@@ -170,14 +171,16 @@ async def test_a_crash_in_the_middle_lets_nobody_speak_twice(url: str, zoo: Tool
     agents[1] = replace(
         agents[1], grants=tuple(replace(grant, approve="never") for grant in agents[1].grants)
     )
-    async with flow(url, agents, zoo, settings=settings) as engine:
+    async with flow(url, agents, zoo, clock=clock) as engine:
         run_id = await engine.submit("talk", "a poem")
         await zoo.wait_started("hang")
         await engine.kill_worker()
+        clock.advance(60)  # its leases run out
         zoo.open_gate()
         await engine.start_worker()
         assert await anyio.to_thread.run_sync(begun.wait, 5)
         await engine.kill_worker()
+        clock.advance(60)  # its leases run out
         await engine.start_worker()
         answer = (await end_of(engine, run_id)).answer
         assert [line["by"] for line in cast("list[dict[str, str]]", answer)] == [

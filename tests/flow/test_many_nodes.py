@@ -23,6 +23,7 @@ from perdure.protocol.failures import FailureCode
 from perdure.protocol.states import Answer, OnExpiry, ParkedOn, RunState
 from perdure.store.ports import Store
 from perdure.store.requests import AgentRegistration, Requeued, ToolRegistration
+from perdure.testing.clock import ShiftingClock
 from perdure.testing.embedded import (
     SETTINGS,
     Embedded,
@@ -264,15 +265,17 @@ async def test_a_sleep_ends_by_the_clock_of_the_store(url: str) -> None:
 
     @agent("sleeper", "1")
     async def sleeper(ctx: Context, input: object) -> object:
-        await ctx.sleep(0.5)
+        await ctx.sleep(3600)
         return "awake"
 
-    async with flow(url, [sleeper], start=False) as engine:
+    clock = ShiftingClock()
+    async with flow(url, [sleeper], start=False, clock=clock) as engine:
         core = _ahead(engine.core)
         await engine.run_worker(new_worker(core, engine.catalog, engine.tools, engine.policy))
         run_id = await engine.submit("sleeper")
         await engine.wait_until(run_id, lambda row: row.hot.wake_at is not None)
         await engine.stop()
+        clock.advance(3601)
         await engine.start_worker()
         assert (await engine.wait_terminal(run_id)).hot.state is RunState.SUCCEEDED
 

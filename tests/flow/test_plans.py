@@ -1,11 +1,9 @@
 """Plans: revised by whoever plans, durable and streamed, resumed where they stood (R-15.1)."""
 
-from dataclasses import replace
-
 from perdure.agents.code import AgentFailed, Context, PlanItem, agent
 from perdure.engine.states import state_at
 from perdure.protocol.events import PlanEvent
-from perdure.testing.embedded import SETTINGS
+from perdure.testing.clock import ShiftingClock
 from perdure.testing.tools import ToolZoo
 from tests.flow.test_code_agents import answer_of, failure_of
 from tests.flow.test_retry import again
@@ -38,11 +36,12 @@ def _args(name: str) -> dict[str, object]:
 
 async def test_a_plan_goes_on_where_it_stood_when_its_worker_dies(url: str, zoo: ToolZoo) -> None:
     """R-15.1: each revision once, in order; the checkpoint shows the last one."""
-    settings = replace(SETTINGS, lease_ttl_s=0.5, lease_margin_s=0.1)
-    async with flow(url, [stages], zoo, settings=settings) as engine:
+    clock = ShiftingClock()
+    async with flow(url, [stages], zoo, clock=clock) as engine:
         run_id = await engine.submit("stages")
         await zoo.wait_started("hang")
         await engine.kill_worker()
+        clock.advance(60)  # its leases run out
         zoo.open_gate()
         await engine.start_worker()
         assert await answer_of(engine, run_id) == "told"

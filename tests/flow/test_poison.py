@@ -12,8 +12,8 @@ from perdure.protocol.decisions import Decision, Finish
 from perdure.protocol.failures import FailureCode
 from perdure.protocol.states import AttemptEnd, RunState
 from perdure.store.reader import RunFilter
+from perdure.testing.clock import ShiftingClock
 from perdure.testing.embedded import Embedded
-from tests.flow.test_recovery import SHORT
 from tests.flow.world import flow
 
 GOOD = 20
@@ -42,7 +42,8 @@ async def test_a_run_that_kills_its_workers_costs_its_neighbours_one_attempt(url
     """F45, R-10.2, TIM-09: it ends after its own attempts; of 20 others each loses at most one."""
     planner = Beside()
     agent = HostedAgent(card=AgentCard(agent_id="any", version="1"), planner=planner)
-    async with flow(url, [agent], settings=SHORT, start=False) as engine:
+    clock = ShiftingClock()
+    async with flow(url, [agent], clock=clock, start=False) as engine:
         planner.engine = engine
         await engine.drain(await engine.start_worker())  # the agent is known from now on
         planner.poison = await engine.submit("any", max_attempts=3)
@@ -53,6 +54,7 @@ async def test_a_run_that_kills_its_workers_costs_its_neighbours_one_attempt(url
             with anyio.fail_after(30):
                 await planner.struck.wait()
             await engine.kill_worker()
+            clock.advance(60)  # its leases run out
         await engine.start_worker()
         row = await engine.wait_terminal(planner.poison)
         assert (row.hot.state, row.hot.code) == (RunState.FAILED, FailureCode.RETRIES_EXHAUSTED)

@@ -9,7 +9,6 @@ import pytest
 from pydantic_core import to_json
 
 from perdure.engine.context import PlannerContext
-from perdure.engine.core import EngineSettings
 from perdure.engine.ports import HostedAgent
 from perdure.protocol.agents import AgentCard
 from perdure.protocol.decisions import Ask, CallTools, Decision, Finish, ModelUse, ToolRequest
@@ -34,22 +33,12 @@ from perdure.protocol.states import (
 from perdure.service.base import Service
 from perdure.service.principal import LOCAL
 from perdure.service.runs import list_runs
+from perdure.testing.clock import ShiftingClock
 from perdure.testing.embedded import Embedded, call, calls, embedded, scripted, unasked
 from perdure.testing.tools import WRITE, AnyTool, ToolZoo, append_line
 from perdure.tools import ToolContext, tool
 from tests.flow.rows import Rows
 from tests.flow.world import data_of, database_at, flow, types
-
-SHORT = EngineSettings(
-    lease_ttl_s=0.5,
-    heartbeat_s=0.1,
-    lease_margin_s=0.1,
-    poll_interval_s=0.05,
-    maintenance_interval_s=0.05,
-    cancel_grace_s=0.1,
-    drain_grace_s=1.0,
-)
-"""A dead worker's runs are taken away after half a second."""
 
 
 @dataclass(slots=True)
@@ -102,12 +91,14 @@ async def test_a_recovered_planner_sees_byte_for_byte_what_it_saw(url: str, zoo:
     agent = HostedAgent(
         card=AgentCard(agent_id="eventful", version="1"), planner=planner, grants=tools
     )
-    async with flow(url, [agent], zoo, settings=SHORT) as engine:
+    clock = ShiftingClock()
+    async with flow(url, [agent], zoo, clock=clock) as engine:
         run_id = await engine.submit("eventful", {"task": "é"})
         for step in range(5):
             await planner.asked.wait()
             planner.asked = anyio.Event()
             await engine.kill_worker()
+            clock.advance(60)  # its leases run out
             await engine.start_worker()
             if step == 1:
                 (question,) = await engine.wait_waiting(run_id)
@@ -173,10 +164,12 @@ async def test_an_open_call_is_cleared_up_by_what_its_tool_declares(
         lambda context: Finish(answer="paid") if context.turns else call(name, amount=5),
         tools=unasked(name),
     )
-    async with flow(url, [agent], zoo, settings=SHORT) as engine:
+    clock = ShiftingClock()
+    async with flow(url, [agent], zoo, clock=clock) as engine:
         run_id = await engine.submit("payer")
         await zoo.wait_started(name)
         await engine.kill_worker()
+        clock.advance(60)  # its leases run out
         await engine.start_worker()
         if by == "person":
             event = await engine.wait_event(run_id, "interrupt")
@@ -305,12 +298,15 @@ async def test_the_log_of_a_whole_run_is_in_the_order_of_its_states(url: str, zo
             return Ask(title="?")
         return call("hang") if len(context.turns) == 1 else Finish(answer="done")
 
-    async with flow(url, [scripted("long", decide, tools=["hang"])], zoo, settings=SHORT) as engine:
+    clock = ShiftingClock()
+
+    async with flow(url, [scripted("long", decide, tools=["hang"])], zoo, clock=clock) as engine:
         run_id = await engine.submit("long")
         (question,) = await engine.wait_waiting(run_id)
         await engine.answer(question.interrupt_id, Answer.RESPOND, value=1)
         await zoo.wait_started("hang")
         await engine.kill_worker()
+        clock.advance(60)  # its leases run out
         await engine.start_worker()
         await zoo.wait_started("hang", 2)
         zoo.open_gate()

@@ -53,6 +53,7 @@ from perdure.store.requests import LeaseKey
 from perdure.store.sqlite import SqliteDatabase
 from perdure.testing import process_tools
 from perdure.testing.builders import claimed, commit_of, look, note, write
+from perdure.testing.clock import ShiftingClock
 from perdure.testing.embedded import (
     SETTINGS,
     Embedded,
@@ -64,7 +65,6 @@ from perdure.testing.embedded import (
 )
 from perdure.testing.tools import ToolZoo
 from perdure.tools import ToolUnavailable, tool
-from tests.flow.test_recovery import SHORT
 from tests.flow.world import assert_sound, data_of, database_at, flow, states, swept_until
 from tests.waiting import eventually
 
@@ -98,7 +98,7 @@ async def test_what_a_timed_out_execution_returns_is_late_and_moves_nothing(
 ) -> None:
     """DUP-06: the newest execution's result counts, and the next step starts once."""
 
-    @tool(idempotent=True, retry=RetryPolicy(attempts_max=2, backoff_s=0.01))
+    @tool(idempotent=True, timeout_s=1.0, retry=RetryPolicy(attempts_max=2, backoff_s=0.01))
     async def stubborn() -> int:
         """Ignore, at the first time, that it is over."""
         execution = zoo.begin("stubborn")
@@ -119,7 +119,7 @@ async def test_what_a_timed_out_execution_returns_is_late_and_moves_nothing(
     zoo.registry.add(stubborn)
     agent = scripted("retries", decide, tools=["stubborn", "hang"])
     async with flow(url, [agent], zoo) as engine:
-        run_id = await engine.submit("retries", timeouts={"tool_s": 0.5})
+        run_id = await engine.submit("retries")
         await zoo.wait_started("hang")
         assert await engine.core.reader.list_late(run_id) == []
         zoo.open_gate()
@@ -279,12 +279,14 @@ async def test_an_answered_question_stays_answered_after_a_crash(url: str) -> No
             return Finish(answer=[turn.asks[0].value for turn in context.turns])
 
     agent = HostedAgent(card=AgentCard(agent_id="twice", version="1"), planner=Asker())
-    async with flow(url, [agent], settings=SHORT) as engine:
+    clock = ShiftingClock()
+    async with flow(url, [agent], clock=clock) as engine:
         run_id = await engine.submit("twice")
         (first,) = await engine.wait_waiting(run_id)
         await engine.answer(first.interrupt_id, Answer.RESPOND, value="one")
         await asked.wait()
         await engine.kill_worker()
+        clock.advance(60)  # its leases run out
         crashes = False
         await engine.start_worker()
         (second,) = await engine.wait_waiting(run_id)
@@ -335,11 +337,13 @@ async def test_a_worker_of_the_same_name_does_not_keep_what_the_dead_one_held(
     agent = scripted(
         "reads", lambda it: Finish(answer="done") if it.turns else call("hang"), tools=["hang"]
     )
-    async with flow(url, [agent], zoo, settings=SHORT) as engine:
+    clock = ShiftingClock()
+    async with flow(url, [agent], zoo, clock=clock) as engine:
         run_id = await engine.submit("reads")
         await zoo.wait_started("hang")
         name, held = engine.worker.worker_id, await engine.run(run_id)
         await engine.kill_worker()
+        clock.advance(60)  # its leases run out
         again = new_worker(engine.core, engine.catalog, engine.tools, engine.policy)
         again.worker_id = name
         await engine.run_worker(again)
@@ -459,10 +463,12 @@ async def test_a_run_whose_work_is_all_done_is_ended_after_a_crash(
         planner=Finisher(),
         grants=(ToolGrant(name="echo"),),
     )
-    async with flow(url, [agent], zoo, settings=SHORT) as engine:
+    clock = ShiftingClock()
+    async with flow(url, [agent], zoo, clock=clock) as engine:
         run_id = await engine.submit("ends")
         await asked.wait()
         await engine.kill_worker()
+        clock.advance(60)  # its leases run out
         crashes = False
         if is_cancelled:
             await engine.cancel(run_id)
@@ -586,10 +592,12 @@ async def test_what_a_tool_does_to_its_arguments_changes_no_record(url: str, zoo
         planner=Looking(),
         grants=(ToolGrant(name="changes_its_arguments"),),
     )
-    async with flow(url, [agent], zoo, settings=SHORT) as engine:
+    clock = ShiftingClock()
+    async with flow(url, [agent], zoo, clock=clock) as engine:
         run_id = await engine.submit("looks")
         await asked.wait()
         await engine.kill_worker()
+        clock.advance(60)  # its leases run out
         await engine.start_worker()
         await engine.wait_terminal(run_id)
         assert seen == [({"items": [1, 2, 3]}, 0)] * 2
@@ -604,7 +612,7 @@ async def test_what_a_tool_does_to_its_arguments_changes_no_record(url: str, zoo
 async def test_a_cancelled_run_is_not_tried_again(url: str, zoo: ToolZoo, *, waits: bool) -> None:
     """CAN-07, CAN-09: neither the error that comes after the cancel, nor the back-off before it."""
 
-    @tool(idempotent=True, retry=RetryPolicy(attempts_max=5, backoff_s=0.2 if waits else 0.01))
+    @tool(idempotent=True, retry=RetryPolicy(attempts_max=5, backoff_s=60 if waits else 0.01))
     async def unlucky() -> None:
         """Be unavailable, at once or when it is cancelled."""
         zoo.begin("unlucky")
@@ -618,7 +626,9 @@ async def test_a_cancelled_run_is_not_tried_again(url: str, zoo: ToolZoo, *, wai
     def decide(context: PlannerContext) -> Decision:
         return call("unlucky") if context.input == "first" else Finish(answer="next")
 
-    async with flow(url, [scripted("tries", decide, tools=["unlucky"])], zoo) as engine:
+    clock = ShiftingClock()
+    agents = [scripted("tries", decide, tools=["unlucky"])]
+    async with flow(url, agents, zoo, clock=clock) as engine:
         run_id = await engine.submit("tries", "first")
         thread = (await engine.run(run_id)).facts.thread_id
         behind = await engine.submit("tries", "second", thread_id=thread)
@@ -630,7 +640,9 @@ async def test_a_cancelled_run_is_not_tried_again(url: str, zoo: ToolZoo, *, wai
         assert row.hot.code is FailureCode.RUN_CANCELLED
         tried = zoo.executions["unlucky"]
         assert (await engine.wait_terminal(behind)).hot.state is RunState.SUCCEEDED
-        await anyio.sleep(0.5 if waits else 0)  # longer than the back-off
+        clock.advance(120)  # longer than the back-off
+        await engine.sweep()
+        await engine.wait_terminal(await engine.submit("tries", "third"))
         assert zoo.executions["unlucky"] == tried
         assert len(await engine.core.reader.list_attempts(run_id)) == 1
         if not waits:

@@ -19,10 +19,10 @@ from perdure.protocol.errors import Conflict
 from perdure.protocol.events import ResultEvent, ResumeEvent, StateEvent
 from perdure.protocol.failures import FailureCode
 from perdure.protocol.states import Answer, ParkedOn, RunState, ToolCallStatus
-from perdure.testing.embedded import calls, scripted, unasked
+from perdure.testing.clock import ShiftingClock
+from perdure.testing.embedded import SETTINGS, calls, scripted, unasked
 from perdure.testing.tools import ToolZoo
 from tests.flow.rows import Rows
-from tests.flow.test_recovery import SHORT
 from tests.flow.world import data_of, flow
 
 LATER = 99
@@ -117,10 +117,12 @@ async def test_a_run_that_a_later_release_wrote_to_ends_with_its_own_code(
 ) -> None:
     """F51, R-20.1, F53: never carried on on a guess; every call gets a result, the open one `unknown`."""
     agent = scripted("payer", [calls(("pay_late", {"amount": 5}))], tools=unasked("pay_late"))
-    async with flow(url, [agent], zoo, settings=SHORT) as engine:
+    clock = ShiftingClock()
+    async with flow(url, [agent], zoo, clock=clock) as engine:
         run_id = await engine.submit("payer")
         await zoo.wait_started("pay_late")
         await engine.kill_worker()
+        clock.advance(60)  # its leases run out
         Rows(url).set_version(run_id, LATER)
         await engine.start_worker()
         row = await engine.wait_terminal(run_id)
@@ -131,12 +133,13 @@ async def test_a_run_that_a_later_release_wrote_to_ends_with_its_own_code(
 
 async def test_such_a_run_is_put_aside_when_the_settings_say_so(url: str, zoo: ToolZoo) -> None:
     """R-20.1: `on_incompatible = repair`."""
-    settings = replace(SHORT, on_incompatible="repair")
+    settings, clock = replace(SETTINGS, on_incompatible="repair"), ShiftingClock()
     agent = scripted("payer", [calls(("hang", {}))], tools=["hang"])
-    async with flow(url, [agent], zoo, settings=settings) as engine:
+    async with flow(url, [agent], zoo, settings=settings, clock=clock) as engine:
         run_id = await engine.submit("payer")
         await zoo.wait_started("hang")
         await engine.kill_worker()
+        clock.advance(60)  # its leases run out
         Rows(url).set_version(run_id, LATER)
         await engine.start_worker()
         row = await engine.wait_until(run_id, lambda row: row.hot.parked_on is ParkedOn.REPAIR)

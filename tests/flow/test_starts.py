@@ -15,9 +15,9 @@ from perdure.protocol.log import RecordedEvent
 from perdure.protocol.runs import RunRow, next_actions, status_of, waiting_on
 from perdure.protocol.states import Answer, NextAction, RunState, RunStatus, WaitingOn
 from perdure.store.reader import RunFilter
+from perdure.testing.clock import ShiftingClock
 from perdure.testing.embedded import SETTINGS, call, scripted
 from perdure.testing.tools import ToolZoo
-from tests.flow.test_recovery import SHORT
 from tests.flow.world import data_of, flow
 
 DONE = [Finish(answer="done")]
@@ -40,14 +40,16 @@ def shown(row: RunRow) -> tuple[RunStatus, WaitingOn]:
 
 async def test_a_delayed_run_is_claimed_once_and_not_before_its_time(url: str) -> None:
     """R-3.4, R-12.7, R-2.3: SUBMITTED until then; the first event says the time; time counts."""
-    async with flow(url, [scripted("plain", DONE)]) as engine:
-        run_id = await engine.submit("plain", after=0.6, timeouts={"run_s": 60})
+    clock = ShiftingClock()
+    async with flow(url, [scripted("plain", DONE)], clock=clock) as engine:
+        run_id = await engine.submit("plain", after=3600, timeouts={"run_s": 7200})
         row = await engine.run(run_id)
         assert shown(row) == (RunStatus.SUBMITTED, WaitingOn.TIMER)
         assert next_actions(row.hot) == [NextAction.WAIT, NextAction.CANCEL]
         time = row.hot.wake_at
         assert time is not None
-        assert row.hot.deadline_at == row.facts.created_at + timedelta(seconds=60)
+        assert row.hot.deadline_at == row.facts.created_at + timedelta(seconds=7200)
+        clock.advance(3600)
         row = await engine.wait_terminal(run_id)
         log = await engine.events(run_id)
         assert start_at(log) == time
@@ -148,10 +150,12 @@ async def test_a_lost_attempt_ends_a_run_that_is_not_to_be_recovered(
 ) -> None:
     """R-3.4, R-7.6: `recovery_mode` fail; RETRIES_EXHAUSTED after one attempt, not three."""
     agents = [scripted("slow", [call("hang"), *DONE], tools=["hang"])]
-    async with flow(url, agents, zoo, settings=SHORT) as engine:
+    clock = ShiftingClock()
+    async with flow(url, agents, zoo, clock=clock) as engine:
         run_id = await engine.submit("slow", recovery_mode="fail")
         await engine.wait_event(run_id, "action")
         await engine.kill_worker()
+        clock.advance(60)  # its leases run out
         await engine.start_worker()
         row = await engine.wait_terminal(run_id)
         assert (row.hot.code, row.hot.attempt) == (FailureCode.RETRIES_EXHAUSTED, 1)

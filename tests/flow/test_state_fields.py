@@ -1,6 +1,5 @@
 """Declared state of code agents: parallel branches merge by rule, in one order (R-1.5)."""
 
-from dataclasses import replace
 from typing import cast
 
 from pydantic import JsonValue
@@ -10,7 +9,8 @@ from perdure.engine.states import state_at
 from perdure.protocol.events import CustomEvent
 from perdure.protocol.failures import FailureCode
 from perdure.protocol.fields import FIELD_EVENT_NAME
-from perdure.testing.embedded import SETTINGS, Embedded
+from perdure.testing.clock import ShiftingClock
+from perdure.testing.embedded import Embedded
 from perdure.testing.tools import ToolZoo
 from tests.flow.test_code_agents import answer_of, failure_of
 from tests.flow.test_retry import again
@@ -53,11 +53,12 @@ async def test_branches_merge_in_their_order_also_after_a_crash(url: str, zoo: T
     """R-1.5, R-4.6: the second branch writes first; the worker dies in between; what the fields
     hold is the order of the branches, in the function and at a checkpoint; nothing is written
     twice."""
-    settings = replace(SETTINGS, lease_ttl_s=0.5, lease_margin_s=0.1)
-    async with flow(url, [branching], zoo, settings=settings) as engine:
+    clock = ShiftingClock()
+    async with flow(url, [branching], zoo, clock=clock) as engine:
         run_id = await engine.submit("branching")
         await zoo.wait_started("hang")
         await engine.kill_worker()
+        clock.advance(60)  # its leases run out
         zoo.open_gate()
         await engine.start_worker()
         log = ["begun", "a 1", "a 2", "b 1", "b 2"]

@@ -2,7 +2,6 @@
 
 from datetime import timedelta
 
-import anyio
 import pytest
 
 from perdure.engine.context import PlannerContext
@@ -19,6 +18,7 @@ from perdure.service.branches import ForkRequest, RetryRequest, fork, retry
 from perdure.service.principal import LOCAL
 from perdure.store.reader import RunFilter
 from perdure.testing.builders import new_run
+from perdure.testing.clock import ShiftingClock
 from perdure.testing.embedded import Embedded, call, scripted
 from perdure.testing.tools import ToolZoo
 from perdure.tools import ToolUnavailable, tool
@@ -116,7 +116,7 @@ async def test_a_run_that_waits_is_superseded_at_once_and_does_nothing_more(
     """R-9.6, CAN-09, R-11.1: no worker is needed to end it, no retry comes afterwards."""
     tried = 0
 
-    @tool(idempotent=True, retry=RetryPolicy(attempts_max=5, backoff_s=0.3, jitter=False))
+    @tool(idempotent=True, retry=RetryPolicy(attempts_max=5, backoff_s=60, jitter=False))
     async def unlucky() -> None:
         """Be unavailable."""
         nonlocal tried
@@ -133,7 +133,8 @@ async def test_a_run_that_waits_is_superseded_at_once_and_does_nothing_more(
         scripted("waits", decide, tools=["unlucky"]),
         scripted("asks", lambda _: Ask(title="?")),
     ]
-    async with flow(url, agents, zoo) as engine:
+    clock = ShiftingClock()
+    async with flow(url, agents, zoo, clock=clock) as engine:
         first = await engine.submit("waits", what)
         if what == "back-off":
             await engine.wait_event(first, "retry")
@@ -157,7 +158,9 @@ async def test_a_run_that_waits_is_superseded_at_once_and_does_nothing_more(
         assert await answer_of(engine, new) == "done"
         assert (await engine.run(first)).hot.code is FailureCode.RUN_CANCELLED
         if what == "back-off":
-            await anyio.sleep(0.5)  # longer than the back-off
+            clock.advance(120)  # longer than the back-off
+            await engine.sweep()
+            await engine.wait_terminal(await engine.submit("waits", "new"))
         assert tried == before
         assert len(await engine.core.reader.list_attempts(first)) == 1
 

@@ -29,6 +29,7 @@ from perdure.service.base import Service
 from perdure.service.principal import LOCAL
 from perdure.service.topics import subscribe, unsubscribe
 from perdure.store.reader import RunFilter
+from perdure.testing.clock import ShiftingClock
 from perdure.testing.embedded import SETTINGS, Embedded, call, scripted
 from perdure.testing.tools import ToolZoo
 from tests.flow.world import data_of, flow
@@ -125,14 +126,14 @@ async def test_each_subscriber_gets_each_publication_once_and_in_order(url: str)
 async def test_one_agents_failure_is_nobody_elses(url: str, zoo: ToolZoo) -> None:
     """R-4.8: a subscriber that fails, one whose worker dies in the middle, one that is not
     registered any more; the publisher and the others know nothing of it."""
-    settings = replace(SETTINGS, lease_ttl_s=0.5, lease_margin_s=0.1)
+    clock = ShiftingClock()
     agents = [
         scripted("says", saying(1, 2)),
         scripted("fails", lambda _: GiveUp(code=FailureCode.MODEL_ERROR, reason="no")),
         scripted("hangs", [call("hang"), Finish(answer="came back")], tools=["hang"]),
         hearing("good"),
     ]
-    async with flow(url, agents, zoo, settings=settings) as engine:
+    async with flow(url, agents, zoo, clock=clock) as engine:
         thread_id = await new_thread(engine)
         fails, hangs, good = await subscribed(engine, thread_id, "news", "fails", "hangs", "good")
         gone = SubscriptionRow(
@@ -157,6 +158,7 @@ async def test_one_agents_failure_is_nobody_elses(url: str, zoo: ToolZoo) -> Non
         ] * 2
         await zoo.wait_started("hang")
         await engine.kill_worker()
+        clock.advance(60)  # its leases run out
         zoo.open_gate()
         await engine.start_worker()
         assert await answers(engine, hangs, 2) == ["came back"] * 2
@@ -210,7 +212,7 @@ async def test_publications_start_no_more_runs_than_a_run_may_leave_behind(url: 
 async def test_code_publishes_once_however_often_it_runs(url: str, zoo: ToolZoo) -> None:
     """R-4.6, R-4.8: the worker dies behind a publication; the function runs again, and publishes
     nothing anew. Who unsubscribed gets nothing more."""
-    settings = replace(SETTINGS, lease_ttl_s=0.5, lease_margin_s=0.1)
+    clock = ShiftingClock()
 
     @agent("coded", "1", tools=["hang"], publishes="ends")
     async def coded(ctx: Context, input: object) -> object:
@@ -219,13 +221,14 @@ async def test_code_publishes_once_however_often_it_runs(url: str, zoo: ToolZoo)
         ctx.publish("news", {"n": 2})
         return "over"
 
-    async with flow(url, [coded, hearing("a")], zoo, settings=settings) as engine:
+    async with flow(url, [coded, hearing("a")], zoo, clock=clock) as engine:
         thread_id = await new_thread(engine)
         [news] = await subscribed(engine, thread_id, "news", "a")
         [ends] = await subscribed(engine, thread_id, "ends", "a")
         run_id = await engine.submit("coded", thread_id=thread_id)
         await zoo.wait_started("hang")
         await engine.kill_worker()
+        clock.advance(60)  # its leases run out
         zoo.open_gate()
         await engine.start_worker()
         await engine.wait_terminal(run_id)

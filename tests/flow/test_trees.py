@@ -25,6 +25,7 @@ from perdure.protocol.states import (
 )
 from perdure.store.reader import RunFilter
 from perdure.store.requests import AgentRegistration, CancelWish, ClaimWant
+from perdure.testing.clock import ShiftingClock
 from perdure.testing.embedded import SETTINGS, Embedded, call, scripted
 from perdure.testing.tools import ToolZoo
 from tests.flow.world import data_of, flow, types
@@ -274,11 +275,12 @@ def registrations(*agents: HostedAgent) -> list[AgentRegistration]:
 
 async def test_a_child_on_a_dead_worker_ends_when_its_lease_does(url: str, zoo: ToolZoo) -> None:
     """CAN-01, F47: the reaper takes it; nothing is orphaned, and the thread is free again."""
-    settings = replace(SETTINGS, lease_ttl_s=0.5, lease_margin_s=0.1)
-    async with flow(url, [spawning("root", "hanging"), HANGING], zoo, settings=settings) as engine:
+    clock = ShiftingClock()
+    async with flow(url, [spawning("root", "hanging"), HANGING], zoo, clock=clock) as engine:
         run_id = await engine.submit("root")
         await zoo.wait_started("hang")
         await engine.kill_worker()
+        clock.advance(60)  # its leases run out
         await engine.cancel(run_id)
         await engine.start_worker()
         rows = await assert_ended(engine, run_id, FailureCode.RUN_CANCELLED)

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,11 +24,12 @@ from perdure.tools import LocalToolRunner
 DataT = TypeVar("DataT")
 
 
-def database_at(url: str) -> Database:
-    """Return the database of a URL, not entered."""
+def database_at(url: str, clock: Callable[[], datetime] | None = None) -> Database:
+    """Return the database of a URL, not entered; with its own clock unless one is given."""
     if url.startswith("postgresql://"):
-        return PostgresDatabase(url)
-    return SqliteDatabase(Path(url), synchronous="off")  # a killed process loses nothing by it
+        return PostgresDatabase(url, clock=clock)
+    # a killed process loses nothing by it
+    return SqliteDatabase(Path(url), synchronous="off", clock=clock)
 
 
 async def assert_sound(database: Database) -> None:
@@ -47,9 +49,10 @@ async def flow(
     start: bool = True,
     tells: Callable[[ApprovalNotice], object] | None = None,
     runner: type[LocalToolRunner] = LocalToolRunner,
+    clock: Callable[[], datetime] | None = None,
 ) -> AsyncGenerator[Embedded]:
     """Run an engine over the database of a URL; on leaving, verify must find nothing."""
-    async with database_at(url) as database:
+    async with database_at(url, clock) as database:
         registry = zoo.registry if zoo is not None else None
         async with embedded(
             database,

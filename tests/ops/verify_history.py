@@ -56,9 +56,9 @@ from perdure.service.topics import subscribe
 from perdure.store.reader import RunFilter
 from perdure.store.requests import CancelWish, ClaimWant
 from perdure.store.sqlite import SqliteDatabase
+from perdure.testing.clock import ShiftingClock
 from perdure.testing.embedded import (
     Embedded,
-    SystemClock,
     call,
     calls,
     embedded,
@@ -71,20 +71,6 @@ from perdure.tools import FunctionTool, ToolContext, ToolUnavailable, tool
 DONE = Finish(answer="done")
 BIG = "x" * 20_000
 HOUR = timedelta(hours=1)
-
-
-class ShiftingClock:
-    """The system's clock, moved forward at will: leases expire when a test wants it."""
-
-    def __init__(self) -> None:
-        self._shift = timedelta()
-
-    def __call__(self) -> datetime:
-        return SystemClock().now() + self._shift
-
-    def advance(self, seconds: float) -> None:
-        """Move the clock forward."""
-        self._shift += timedelta(seconds=seconds)
 
 
 def _use(text: str) -> ModelUse:

@@ -1,6 +1,9 @@
-"""A clock that stands still until a test moves it."""
+"""Clocks that a test moves: one that stands still meanwhile, and one that goes on."""
 
+import time
 from datetime import UTC, datetime, timedelta
+
+from perdure.protocol.base import from_micros
 
 START = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
 
@@ -19,3 +22,18 @@ class FakeClock:
         """Move the clock by some seconds and return the new time."""
         self._now += timedelta(seconds=seconds)
         return self._now
+
+
+class ShiftingClock:
+    """The system's clock for a store; `advance` moves it, so that what is due in time is due now."""
+
+    def __init__(self) -> None:
+        self._shift = timedelta()
+
+    def __call__(self) -> datetime:
+        """Return the time."""
+        return from_micros(time.time_ns() // 1000) + self._shift
+
+    def advance(self, seconds: float) -> None:
+        """Move the clock forward."""
+        self._shift += timedelta(seconds=seconds)
