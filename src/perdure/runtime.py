@@ -6,11 +6,11 @@ of ids and its chance.
 
 import random
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.to_thread
@@ -24,6 +24,7 @@ from perdure.engine.directory import AgentDirectory
 from perdure.engine.heartbeat import LoopHeartbeat, ThreadHeartbeat
 from perdure.engine.worker import Worker
 from perdure.ops.settings import Settings
+from perdure.ops.verify.sweep import Sweep, SweepTerms
 from perdure.protocol.base import PRINCIPAL_LOCAL
 from perdure.protocol.errors import Invalid, Unavailable
 from perdure.protocol.states import RunState
@@ -249,7 +250,18 @@ async def open_worker(
             policy=DefaultPolicy(),
             heartbeat=heart(core),
             notifier=None if tell is None else FunctionNotifier(tell, tools.user_code),
+            beside=tuple(_sweeps(core, settings)),
         )
+
+
+def _sweeps(core: Core, settings: Settings) -> Iterator[Callable[[], Coroutine[Any, Any, None]]]:
+    """Yield the verification beside the work, unless it is turned off."""
+    sweep = settings.verify
+    if sweep.interval_s > 0:
+        terms = SweepTerms(
+            interval_s=sweep.interval_s, runs_max=sweep.runs_max, events_max=sweep.events_max
+        )
+        yield Sweep(core=core, terms=terms).run
 
 
 @asynccontextmanager

@@ -1,5 +1,6 @@
 """Verification finds nothing in a clean history, and each single fault by the check named for it."""
 
+import json
 import re
 import shutil
 import sqlite3
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from perdure.ops.verify import CHECKS, WAITING, Finding, VerifyReport, verify
+from perdure.ops.verify.outside import read_journal
 from perdure.protocol.errors import NotFound
 from perdure.store.sqlite import SqliteDatabase
 from tests.ops.invariants import COMMAND, NAME, page
@@ -27,17 +29,24 @@ async def history(tmp_path_factory: pytest.TempPathFactory) -> History:
 
 
 async def findings_of(
-    path: Path, run_id: str | None = None, *, now: datetime | None = None
+    path: Path,
+    run_id: str | None = None,
+    *,
+    now: datetime | None = None,
+    journal: Path | None = None,
 ) -> tuple[list[Finding], VerifyReport]:
     """Verify a file; return what was found and the report."""
     found: list[Finding] = []
+    effects = None if journal is None else read_journal(journal)
     async with SqliteDatabase(path) as database:
-        report = await verify(database.reader, run_id=run_id, on_finding=found.append, now=now)
+        report = await verify(
+            database.reader, run_id=run_id, on_finding=found.append, now=now, journal=effects
+        )
     return found, report
 
 
 async def test_a_clean_history_yields_no_finding(history: History) -> None:
-    found, report = await findings_of(history.path, now=history.at)
+    found, report = await findings_of(history.path, now=history.at, journal=history.journal)
     assert found == []
     assert report.is_clean
     assert (report.runs, report.moving, report.unreadable) == (len(history.runs), 0, 0)
@@ -47,19 +56,24 @@ async def test_a_clean_history_yields_no_finding(history: History) -> None:
 async def test_a_fault_is_caught_by_its_check(
     mutant: Mutant, history: History, tmp_path: Path
 ) -> None:
-    path = tmp_path / "mutant.db"
-    mutate(mutant, history, path)
+    path, journal = tmp_path / "mutant.db", tmp_path / "journal"
+    shutil.copy(history.journal, journal)
+    keys = mutate(mutant, history, path)
+    with journal.open("a") as file:
+        file.writelines(json.dumps({"key": key}) + "\n" for key in keys)
     run_id = None if mutant.whole else history.runs[mutant.scene]
     now = None if mutant.in_s is None else history.at + timedelta(seconds=mutant.in_s)
-    found, report = await findings_of(path, run_id, now=now)
+    found, report = await findings_of(path, run_id, now=now, journal=journal)
     assert mutant.check in {finding.check for finding in found}, found
     assert not report.is_clean
+    if mutant.in_journal:
+        assert {finding.check for finding in found} == {mutant.check}
     if not mutant.whole:
         assert {finding.run_id for finding in found} == {run_id}
 
 
-def mutate(mutant: Mutant, history: History, path: Path) -> None:
-    """Write a copy of the history with one fault in it."""
+def mutate(mutant: Mutant, history: History, path: Path) -> list[str]:
+    """Write a copy of the history with one fault in it; return the keys of effects too many."""
     shutil.copy(history.path, path)
     db = sqlite3.connect(path, isolation_level=None)
     try:
@@ -74,11 +88,13 @@ def mutate(mutant: Mutant, history: History, path: Path) -> None:
             "other": key_of(history.runs[mutant.other]),
             **TYPES,
         }
-        before = db.total_changes
+        before, rows = db.total_changes, list[tuple[str]]()
         for statement in mutant.statements:
             named = set(re.findall(r":(\w+)", statement))
-            db.execute(statement, {name: values[name] for name in named & set(values)})
-        assert db.total_changes > before or mutant.in_s is not None, "the fault changes nothing"
+            rows += db.execute(statement, {name: values[name] for name in named & set(values)})
+        changed = bool(rows) if mutant.in_journal else db.total_changes > before
+        assert changed or mutant.in_s is not None, "the fault changes nothing"
+        return [key for (key,) in rows]
     finally:
         db.close()
 

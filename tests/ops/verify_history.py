@@ -252,6 +252,8 @@ class History:
     """A file, the runs in it by scene, and the time at its end, by its own clock."""
 
     path: Path
+    journal: Path
+    """What the tools of these runs did outside."""
     runs: Mapping[str, str]
     at: datetime
 
@@ -275,7 +277,7 @@ async def make_history(path: Path, journal: Path) -> History:
             await _standing(engine, runs)
             await engine.stop()
             await _held(engine, runs)
-    return History(path=path, runs=runs, at=clock())
+    return History(path=path, journal=journal, runs=runs, at=clock())
 
 
 async def _ended(engine: Embedded, runs: Runs) -> None:

@@ -24,6 +24,8 @@ class Mutant:
     """Verify the whole database: the fault is not one run's."""
     in_s: float | None
     """Verify with the liveness checks, so many seconds after the history was made."""
+    in_journal: bool
+    """Its statements select the keys of effects that the journal has too many of."""
 
 
 def _read(block: str) -> Mutant:
@@ -38,6 +40,7 @@ def _read(block: str) -> Mutant:
         other=given.get("other", scene),
         whole="whole" in given,
         in_s=float(given["in_s"]) if "in_s" in given else None,
+        in_journal="journal" in given,
     )
 
 

@@ -4,7 +4,8 @@
 -- `:run` and `:other` are the ids of two scenes, `:t_…` the numbers of event types. The header:
 --     mutant: check | scene | name | options
 -- `other=scene`; `whole`: verify the whole database; `in_s=n`: verify with the liveness checks, so
--- many seconds after the history was made.
+-- many seconds after the history was made; `journal`: the statements select the keys of effects
+-- that are added to the journal of the tools.
 
 -- mutant: I01 | plain | an event after the end
 INSERT INTO events SELECT run_id, seq + 1, :t_custom, step_index, at, attempt, epoch,
@@ -900,3 +901,19 @@ UPDATE interrupts SET consumed_by = 1 WHERE run_id = :run;
 
 -- mutant: I62 | approved | an approval was continued like a breakpoint
 UPDATE interrupts SET answer = 'continue' WHERE run_id = :run;
+
+-- mutant: C3 | approved | paid twice | journal
+SELECT effect_key FROM tool_calls WHERE run_id = :run;
+
+-- mutant: C3 | retried | a third payment after one retry | journal
+SELECT effect_key FROM tool_calls WHERE run_id = :run;
+
+-- mutant: C3 | rejected | paid in spite of a refusal | journal
+SELECT effect_key FROM tool_calls WHERE run_id = :run;
+
+-- mutant: C3 | undone | undone twice | journal
+SELECT json_extract(CAST(data AS TEXT), '$.key') FROM events WHERE run_id = :run
+    AND type = :t_compensation LIMIT 1;
+
+-- mutant: C3 | plain | paid for no call | whole journal
+SELECT 'nobody''s key';

@@ -11,8 +11,9 @@ hand back; after the grace period what is left is released as it stands.
 
 import logging
 from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 
 import anyio
 import anyio.abc
@@ -69,6 +70,8 @@ class Worker:
     heartbeat: Heartbeat
     worker_id: str = ""
     notifier: Notifier | None = None
+    beside: Sequence[Callable[[], Coroutine[Any, Any, None]]] = ()
+    """What else this process does until the worker is drained."""
     _leases: dict[str, Lease] = field(default_factory=dict[str, Lease])
     _late: deque[LateResult] = field(default_factory=deque[LateResult])
     _late_bell: anyio.Event = field(default_factory=anyio.Event)
@@ -123,6 +126,8 @@ class Worker:
             )
             services.start_soon(sweeps.run)
             services.start_soon(Retention(core=self.core).run)
+            for service in self.beside:
+                services.start_soon(service)
             async with anyio.create_task_group() as attempts:
                 attempts.start_soon(self._claim_loop, around, attempts)
                 task_status.started()

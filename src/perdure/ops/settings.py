@@ -224,6 +224,21 @@ class ChildrenSettings(_Section):
     )
 
 
+class VerifySettings(_Section):
+    """The verification that a worker does beside its work, a page of runs at a time."""
+
+    interval_s: float = Field(
+        default=60.0, ge=0, le=86_400, description="seconds between two pages; 0: never"
+    )
+    runs_max: int = Field(default=20, ge=1, le=1000, description="runs of a page")
+    events_max: int = Field(
+        default=1000,
+        ge=1,
+        le=100_000,
+        description="runs with a longer log are left to `perdure verify`",
+    )
+
+
 class LogSettings(_Section):
     """What is logged, to stderr."""
 
@@ -255,6 +270,7 @@ class Settings(BaseSettings):
     worker: WorkerSettings = Field(default=WorkerSettings())
     retention: RetentionSettings = Field(default=RetentionSettings())
     children: ChildrenSettings = Field(default=ChildrenSettings())
+    verify: VerifySettings = Field(default=VerifySettings())
     log: LogSettings = Field(default=LogSettings())
 
     @classmethod

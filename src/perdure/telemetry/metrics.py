@@ -44,6 +44,8 @@ class EngineMetrics:
     slots_lost: Gauge
     runs_held: Gauge
     fragments_dropped: Counter
+    verified: Counter
+    verify_findings: Counter
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +135,15 @@ def _engine(registry: CollectorRegistry) -> EngineMetrics:
             "perdure_live_fragments_dropped",
             "Live fragments of replies that were not sent: slow, gap, long, lease, epoch, ended.",
             ("reason",),
+            registry=registry,
+        ),
+        verified=Counter(
+            "perdure_verified_runs", "Runs that the verification sweep checked.", registry=registry
+        ),
+        verify_findings=Counter(
+            "perdure_verify_findings",
+            "Broken invariants that the verification sweep found, by check.",
+            ("check",),
             registry=registry,
         ),
     )

@@ -29,6 +29,7 @@ def versions_gapless(record: RunRecord) -> Found:
     "I42",
     "An artifact has exactly one event, which says the same, and its content is stored, unless it "
     "is discarded, and has its digest; every artifact event has its artifact.",
+    needs_content=True,
 )
 def one_event(record: RunRecord) -> Found:
     events: dict[str, list[tuple[int, ArtifactEvent]]] = {}
@@ -90,7 +91,11 @@ def opaque_keys(record: RunRecord) -> Found:
             yield "run", f"it refers to content under {digest[:100]!r}"
 
 
-@rule("H7", "Content that a run refers to by digest is stored and has that digest.")
+@rule(
+    "H7",
+    "Content that a run refers to by digest is stored and has that digest.",
+    needs_content=True,
+)
 def content_is_kept(record: RunRecord) -> Found:
     products = {row.digest for row in record.artifacts}
     for digest, blob in record.blobs.items():

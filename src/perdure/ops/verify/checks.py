@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
-Scope = Literal["run", "thread", "store", "live"]
+Scope = Literal["run", "thread", "store", "live", "journal"]
 Found = Iterable[tuple[str, str]]
 Record = TypeVar("Record")
 
@@ -38,6 +38,8 @@ class Rule(Generic[Record]):
 
     check: Check
     function: Callable[[Record], Found]
+    needs_content: bool = False
+    """It judges what is stored by digest, which a sweep does not read."""
 
     def findings(self, record: Record, run_id: str) -> Iterable[Finding]:
         """Yield what breaks the statement in one record."""
@@ -46,11 +48,12 @@ class Rule(Generic[Record]):
 
 
 def rule(
-    id: str, statement: str, *, scope: Scope = "run"
+    id: str, statement: str, *, scope: Scope = "run", needs_content: bool = False
 ) -> Callable[[Callable[[Record], Found]], Rule[Record]]:
     """Make a check of a function over one record."""
 
     def decorate(function: Callable[[Record], Found]) -> Rule[Record]:
-        return Rule(Check(id=id, statement=statement, scope=scope), function)
+        check = Check(id=id, statement=statement, scope=scope)
+        return Rule(check, function, needs_content)
 
     return decorate

@@ -35,10 +35,12 @@ from perdure.protocol.records import (
     ThreadBase,
     ToolCallRow,
 )
-from perdure.protocol.runs import RunRow
+from perdure.protocol.runs import RunContext, RunRow
+from perdure.protocol.values import Value
 from perdure.store.reader import InterruptFilter, Reader, RunFilter
 
 PAGE = 1000
+SWEEP_PAGE = 50
 LOOKS_MAX = 5
 FOREIGN_MAX = 100
 
@@ -46,10 +48,16 @@ Row = TypeVar("Row")
 After = TypeVar("After")
 
 
-async def settled_record(reader: Reader, row: RunRow) -> RunRecord | None:
-    """Return the record of a run as of one moment; None when it moved at every look."""
-    for _ in range(LOOKS_MAX):
-        record = await gather(reader, row)
+async def settled_record(
+    reader: Reader, row: RunRow, *, looks_max: int = LOOKS_MAX, sweeping: bool = False
+) -> RunRecord | None:
+    """Return the record of a run as of one moment; None when it moved at every look.
+
+    `sweeping` is for a process that does other work: content is not read, and the log in pages so
+    small that the loop is never held for long.
+    """
+    for _ in range(looks_max):
+        record = await gather(reader, row, sweeping=sweeping)
         again = await reader.find_run(None, row.facts.run_id)
         if again is None:
             return None
@@ -64,12 +72,12 @@ def _still(row: RunRow) -> RunRow:
     return replace(row, hot=replace(row.hot, lease_expires_at=None))
 
 
-async def gather(reader: Reader, row: RunRow) -> RunRecord:
-    """Return all rows of a run, as they are found."""
+async def gather(reader: Reader, row: RunRow, *, sweeping: bool = False) -> RunRecord:
+    """Return all rows of a run, as they are found; without content when `sweeping`."""
     run_id, tenant = row.facts.run_id, row.facts.tenant_id
     base, sharing = await _sharing(reader, row)
     replayer = Replayer(base, from_start=row.hot.retained_from_seq == 1)
-    log, checkpoints = await _read_log(reader, row, replayer)
+    log, checkpoints = await _read_log(reader, row, replayer, page=SWEEP_PAGE if sweeping else PAGE)
     _note_documents(replayer, row, checkpoints)
     kept = row.hot.retained_from_seq  # a row whose event is gone cannot be compared with it
     every = await _calls(reader, run_id)
@@ -89,6 +97,7 @@ async def gather(reader: Reader, row: RunRow) -> RunRecord:
         attempts=await reader.list_attempts(run_id),
         steps=await _steps(reader, run_id),
         calls=calls,
+        calls_before=[call for call in every if call.action_seq < kept],
         executions=[
             item
             for item in await reader.list_executions(run_id)
@@ -106,7 +115,7 @@ async def gather(reader: Reader, row: RunRow) -> RunRecord:
             superseded=await _superseded(reader, log),
             bases=await _bases(reader, row, log),
         ),
-        blobs=await _blobs(reader, row, log, artifacts, replayer),
+        blobs={} if sweeping else await _blobs(reader, row, log, artifacts, replayer),
         foreign=foreign,
         parent=await reader.find_run(None, parent_id) if parent_id is not None else None,
         children=await _children(reader, run_id),
@@ -148,7 +157,7 @@ async def _other(reader: Reader, run_id: str | None) -> RunRow | None:
 
 
 async def _read_log(
-    reader: Reader, row: RunRow, replayer: Replayer
+    reader: Reader, row: RunRow, replayer: Replayer, *, page: int
 ) -> tuple[list[LogLine], list[CheckpointRow]]:
     """Read events and checkpoints side by side, a page of each at a time."""
     run_id = row.facts.run_id
@@ -156,8 +165,8 @@ async def _read_log(
     kept: list[CheckpointRow] = []
     seq = 0
     while True:
-        events = await reader.events_after(run_id, seq, limit=PAGE)
-        full = len(events) == PAGE
+        events = await reader.events_after(run_id, seq, limit=page)
+        full = len(events) == page
         before = events[-1].seq + 1 if full else None
         rows = await _checkpoints(reader, run_id, seq, before)
         kept += rows
@@ -234,7 +243,12 @@ async def _children(reader: Reader, run_id: str) -> list[RunRow]:
     async def read(after: str | None) -> list[RunRow]:
         return await reader.list_runs(None, where, after=after, limit=PAGE)
 
-    return [row async for row in pages(read, None, lambda row: str(row.facts.run_id))]
+    return [_slim(row) async for row in pages(read, None, lambda row: str(row.facts.run_id))]
+
+
+def _slim(row: RunRow) -> RunRow:
+    """Return another run's row without what it was told: a run may have thousands of children."""
+    return replace(row, facts=replace(row.facts, input=Value(), context=RunContext()))
 
 
 def _call_key(row: ToolCallRow) -> tuple[int, int] | None:

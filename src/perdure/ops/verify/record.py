@@ -166,6 +166,8 @@ class RunRecord:
     attempts: list[AttemptRow] = field(default_factory=list[AttemptRow])
     steps: list[StepRow] = field(default_factory=list[StepRow])
     calls: list[ToolCallRow] = field(default_factory=list[ToolCallRow])
+    calls_before: list[ToolCallRow] = field(default_factory=list[ToolCallRow])
+    """Those whose events are no longer kept."""
     executions: list[ExecutionRow] = field(default_factory=list[ExecutionRow])
     checkpoints: list[CheckpointRow] = field(default_factory=list[CheckpointRow])
     interrupts: list[InterruptRow] = field(default_factory=list[InterruptRow])

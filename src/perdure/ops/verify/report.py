@@ -27,3 +27,8 @@ class VerifyReport:
     def is_clean(self) -> bool:
         """Tell whether nothing was found."""
         return not self.by_check
+
+    @property
+    def read_all(self) -> bool:
+        """Tell whether no run was left out."""
+        return self.moving == 0 and self.unreadable == 0

@@ -14,6 +14,7 @@ from perdure.ops.verify import (
     life,
     live,
     origins,
+    outside,
     ownership,
     replay,
     steps,
@@ -24,6 +25,7 @@ from perdure.ops.verify import (
 from perdure.ops.verify.checks import Check, Rule
 from perdure.ops.verify.keys import I27
 from perdure.ops.verify.live import Moment
+from perdure.ops.verify.outside import Effects
 from perdure.ops.verify.record import RunRecord
 from perdure.ops.verify.threads import ThreadRecord
 
@@ -48,12 +50,14 @@ RUN_RULES: tuple[Rule[RunRecord], ...] = (
 )
 THREAD_RULES: tuple[Rule[ThreadRecord], ...] = threads.RULES
 LIVE_RULES: tuple[Rule[Moment], ...] = live.RULES
+JOURNAL_RULES: tuple[Rule[Effects], ...] = outside.RULES
 
 
 def _all() -> dict[str, Check]:
     checks = [rule.check for rule in RUN_RULES]
     checks += [rule.check for rule in THREAD_RULES]
     checks += [rule.check for rule in LIVE_RULES]
+    checks += [rule.check for rule in JOURNAL_RULES]
     found = {check.id: check for check in [*checks, I27]}
     assert len(found) == len(checks) + 1, "an id is used twice"
     order = "ICHML"
@@ -67,7 +71,6 @@ WAITING: dict[str, str] = {
     "I40": "no usage ledger yet: no physical request keys are stored",
     "I51": "no outbox yet",
     "C2": "checked by the stream tests, which record the bytes of clients",
-    "C3": "checked by the crash tests, beside the journal of their tool",
     "C5": "checked by the tests that plant canary values",
     "C7": "checked by the tests with tenants as canaries",
     "C8": "checked by the backup drill",

@@ -9,8 +9,9 @@ from perdure.ops.verify.checks import Finding
 from perdure.ops.verify.keys import Keys
 from perdure.ops.verify.live import Moment
 from perdure.ops.verify.load import settled_record
+from perdure.ops.verify.outside import Effects, Journal
 from perdure.ops.verify.report import VerifyReport
-from perdure.ops.verify.table import LIVE_RULES, RUN_RULES, THREAD_RULES
+from perdure.ops.verify.table import JOURNAL_RULES, LIVE_RULES, RUN_RULES, THREAD_RULES
 from perdure.ops.verify.threads import settled_thread
 from perdure.protocol.errors import NotFound, Unreadable
 from perdure.protocol.runs import RunRow
@@ -20,6 +21,8 @@ from perdure.store.reading import BROKEN, OnUnreadable
 RUNS_PAGE = 200
 AT_ONCE = 8
 """How many runs are read at once."""
+EVENTS_AT_ONCE = 20_000
+"""Runs that have more events together are read one after the other."""
 
 GRACE_S = 60.0
 UNREADABLE = (Unreadable, *BROKEN)
@@ -36,14 +39,16 @@ async def verify(
     on_finding: OnFinding,
     now: datetime | None = None,
     grace_s: float = GRACE_S,
+    journal: Journal | None = None,
 ) -> VerifyReport:
     """Check every run (of a tenant, or one run) and hand each finding to `on_finding` at once.
 
     With `now` the liveness checks are made too: of a database that workers are serving; `grace_s`
     is what a lease and a sweep may take. I27 is checked over whole databases or tenants only.
+    With a `journal` C3 is checked; that nothing else took effect, over whole databases only.
     Raises NotFound (`not_found`) for an unknown `run_id`.
     """
-    work = _Verification(reader, on_finding, now, timedelta(seconds=grace_s))
+    work = _Verification(reader, on_finding, now, timedelta(seconds=grace_s), journal)
     if run_id is not None:
         await work.check_named(tenant_id, run_id)
         return work.report
@@ -51,6 +56,9 @@ async def verify(
     batch: list[RunRow] = []
     async for row in work.runs(tenant_id, work.left_out):
         keys.see(row)
+        if batch and sum(map(_size, [*batch, row])) > EVENTS_AT_ONCE:
+            await work.check_all(batch)
+            batch.clear()
         batch.append(row)
         if len(batch) == AT_ONCE:
             await work.check_all(batch)
@@ -59,18 +67,31 @@ async def verify(
     while keys.next_partition():
         async for row in work.runs(tenant_id):
             keys.see(row)
+    if journal is not None and tenant_id is None and work.report.read_all:
+        journal.unknown(work.found)
     return work.report
+
+
+def _size(row: RunRow) -> int:
+    """Return how many events a run keeps."""
+    return row.hot.last_seq - row.hot.retained_from_seq + 1
 
 
 class _Verification:
     def __init__(
-        self, reader: Reader, on_finding: OnFinding, now: datetime | None, grace: timedelta
+        self,
+        reader: Reader,
+        on_finding: OnFinding,
+        now: datetime | None,
+        grace: timedelta,
+        journal: Journal | None,
     ) -> None:
         self.report = VerifyReport()
         self._reader = reader
         self._on_finding = on_finding
         self._now = now
         self._grace = grace
+        self._journal = journal
 
     def found(self, finding: Finding) -> None:
         """Count a finding and pass it on."""
@@ -119,6 +140,9 @@ class _Verification:
             moment = Moment(record=record, now=self._now, grace=self._grace)
             for rule in LIVE_RULES:
                 found += rule.findings(moment, row.facts.run_id)
+        if self._journal is not None:
+            for rule in JOURNAL_RULES:
+                found += rule.findings(Effects(record, self._journal), row.facts.run_id)
 
     async def _is_newest(self, row: RunRow) -> bool:
         """Tell whether a run is the newest of its thread: then the thread is looked at."""
