@@ -629,6 +629,10 @@ UPDATE threads SET active_run_id = NULL WHERE thread_id = (SELECT thread_id FROM
 -- mutant: L1 | held | an expired lease that nobody takes away | in_s=3600
 
 
+-- mutant: L3 | waiting | an ending that nobody completes | in_s=3600
+INSERT INTO timers (run_id, kind, ref, due_at) SELECT run_id, 'close', x'', updated_at FROM run_state
+    WHERE run_id = :run;
+
 -- mutant: L4 | waiting | an expired question that nobody closes | in_s=7200
 
 

@@ -12,8 +12,8 @@ statements. Each check is proved by mutants: a clean history of real runs yields
 copy of it with the one fault named here is caught by that check.
 
 Ids are those of the design: `I` invariants of stored rows, `C` checks that compute something,
-`H` the hot row against the rows beside it, `M` messages, `L` liveness (`L1` and `L4` only when
-the time is given). `C3` is checked when the journal of a tool is given (`--journal`).
+`H` the hot row against the rows beside it, `M` messages, `L` liveness (`L1`, `L3` and `L4` only
+when the time is given). `C3` is checked when the journal of a tool is given (`--journal`).
 """
 
 

@@ -5,6 +5,7 @@ from datetime import datetime, timedelta
 
 from perdure.ops.verify.checks import Found, rule
 from perdure.ops.verify.record import RunRecord
+from perdure.store.requests import TimerKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,4 +33,18 @@ def expiries_are_swept(moment: Moment) -> Found:
             yield row.interrupt_id, f"it is pending and expired at {row.expires_at}"
 
 
-RULES = (leases_are_swept, expiries_are_swept)
+@rule(
+    "L3",
+    "No run that is to end (it was cancelled, its parent ended) goes on for long after its "
+    "deadline for that.",
+    scope="live",
+)
+def endings_are_swept(moment: Moment) -> Found:
+    if moment.record.hot.lease_owner is not None:
+        return
+    for timer in moment.record.timers:
+        if timer.kind is TimerKind.CLOSE and timer.due_at + moment.grace < moment.now:
+            yield "run", f"it was to be closed at {timer.due_at}"
+
+
+RULES = (leases_are_swept, expiries_are_swept, endings_are_swept)

@@ -67,17 +67,17 @@ def _all() -> dict[str, Check]:
 CHECKS: dict[str, Check] = _all()
 
 WAITING: dict[str, str] = {
-    "I38": "no usage ledger yet: counters are compared with the log instead (C1)",
-    "I40": "no usage ledger yet: no physical request keys are stored",
-    "I51": "no outbox yet",
-    "C2": "checked by the stream tests, which record the bytes of clients",
-    "C5": "checked by the tests that plant canary values",
-    "C7": "checked by the tests with tenants as canaries",
-    "C8": "checked by the backup drill",
-    "L2": "needs the quota and slots of workers, which rows do not tell",
-    "L3": "no deadline for cancelling is stored yet",
-    "L5": "no timeout of a call is stored with it yet",
-    "L7": "no outbox yet",
+    "I38": "waits for budgets with a usage ledger: counters are compared with the log instead (C1)",
+    "I40": "waits for budgets with a usage ledger: no keys of physical requests are stored yet",
+    "I51": "waits for webhooks: there is no outbox yet",
+    "C2": "needs the bytes that clients received: the stream tests compare them with the log",
+    "C5": "waits for the protected store of secrets; needs values that a test has planted",
+    "C7": "waits for authentication of several tenants; needs values that a test has planted",
+    "C8": "needs a copy: `tests/flow/test_backup.py` takes one in the middle of work, verifies it "
+    "and lets it go on",
+    "L2": "waits for quotas: rows do not tell which worker has a free slot for whom",
+    "L5": "the timeout of a call is its tool's and not stored with it",
+    "L7": "waits for webhooks: there is no outbox yet",
     "L8": "a property of the end of a chaos test, not of a database",
 }
 """Checks of the catalogue that are not made here, each with the reason."""
