@@ -1,4 +1,4 @@
-"""A copy taken in the middle of work, restored elsewhere, holds all promises and goes on (C8, F54)."""
+"""A copy taken in the middle of work, restored elsewhere, holds all promises and goes on (C8)."""
 
 import sqlite3
 import subprocess
