@@ -110,6 +110,11 @@ SEEDS := 1..500
 sim: $(VENV)/.dev  ## simulate many seeds on a virtual clock; SEEDS=1..500, ARGS= adds options
 	$(BIN)/perdure-sim --seeds $(SEEDS) $(ARGS)
 
+MINUTES := 5
+.PHONY: chaos
+chaos: $(VENV)/.dev  ## disturb real processes and databases while runs go on; MINUTES=5 a store, ARGS= adds options
+	$(BIN)/perdure-chaos --minutes $(MINUTES) $(ARGS)
+
 .PHONY: model
 model:  ## check the formal model of lease, fence and cancel; needs spin and a C compiler
 	@command -v spin >/dev/null && command -v cc >/dev/null || { \

@@ -5,12 +5,23 @@ from pathlib import Path
 import anyio
 import pytest
 
+from perdure.engine.core import EngineSettings
 from perdure.signals.local import LocalSignals
 from perdure.testing.embedded import core_of
 from perdure.testing.tools import ToolZoo
 from tests.flow.schedules import asker, play
-from tests.flow.test_recovery import SHORT
 from tests.flow.world import database_at, flow
+
+SHORT = EngineSettings(
+    lease_ttl_s=0.5,
+    heartbeat_s=0.1,
+    lease_margin_s=0.1,
+    poll_interval_s=0.05,
+    maintenance_interval_s=0.05,
+    cancel_grace_s=0.1,
+    drain_grace_s=1.0,
+)
+"""A dead worker's runs are taken away after half a second."""
 
 SCHEDULES = 200
 AT_ONCE = 10

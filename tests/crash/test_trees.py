@@ -11,8 +11,8 @@ from perdure.protocol.runs import RunRow
 from perdure.protocol.states import TERMINAL
 from perdure.store.reader import RunFilter
 from perdure.testing.scene import BRANCHES, LEAVES, cancel_act, submit_act
+from perdure.testing.stopping import stop_between_writes
 from tests.crash.stage import Stage, staged
-from tests.crash.test_zombie import stop_between_writes
 
 SIZE = 1 + BRANCHES + BRANCHES * LEAVES
 LEASE_S = 60.0
@@ -60,7 +60,7 @@ async def test_a_large_tree_is_cancelled_while_a_worker_stands_still(
         workers = [await stage.worker() for _ in range(4)]
         root = await submit_act(stage.core, "tree", "tree")
         await until_all_hold(stage, root)
-        await stop_between_writes(stage, workers[0])
+        await stop_between_writes(stage.url, workers[0].send)
         await cancel_act(stage.core, root)
         with anyio.fail_after(DEADLINE_S + SPARE_S):
             while (  # noqa: ASYNC110  # other processes ring no bell

@@ -5,11 +5,9 @@ Real processes and signals on both stores (faults F03, F05, F09, F45; case BUD-0
 
 import random
 import signal
-import sqlite3
 from pathlib import Path
 
 import anyio
-import asyncpg
 import pytest
 
 from perdure.protocol.events import LateEvent
@@ -17,10 +15,8 @@ from perdure.protocol.failures import FailureCode
 from perdure.protocol.log import RecordedEvent
 from perdure.protocol.policies import MAX_ATTEMPTS_DEFAULT
 from perdure.protocol.states import AttemptEnd, RunState, ToolCallStatus
-from tests.crash.stage import Actor, Followed, Stage, staged
-
-STUCK_S = 0.5
-"""How long a probe waits for a lock before it says that a stopped process holds it."""
+from perdure.testing.stopping import stop_between_writes
+from tests.crash.stage import Followed, Stage, staged
 
 WORKERS = 3
 SEED = 7_203
@@ -34,52 +30,6 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'scene.db'}"
     return request.getfixturevalue("postgres_own_dsn")
-
-
-# ---------------------------------------------------------------- stopping without a lock
-
-
-async def stop_between_writes(stage: Stage, actor: Actor) -> None:
-    """SIGSTOP a worker, but not inside a transaction: that would stop everybody (decision 40)."""
-    while True:
-        actor.send(signal.SIGSTOP)
-        if not await _holds_a_lock(stage.url):
-            return
-        actor.send(signal.SIGCONT)
-        await anyio.sleep(0.01)
-
-
-async def _holds_a_lock(url: str) -> bool:
-    if url.startswith("sqlite:///"):
-        return await anyio.to_thread.run_sync(_sqlite_is_locked, url.removeprefix("sqlite:///"))
-    connection = await asyncpg.connect(url)
-    try:
-        with anyio.move_on_after(STUCK_S):
-            while await connection.fetchval(_IN_TRANSACTION):  # noqa: ASYNC110  # a probe
-                await anyio.sleep(0.02)
-            return False
-        return True
-    finally:
-        await connection.close()
-
-
-_IN_TRANSACTION = """
-SELECT count(*) FROM pg_stat_activity
- WHERE datname = current_database() AND pid <> pg_backend_pid()
-   AND state LIKE 'idle in transaction%'
-"""
-
-
-def _sqlite_is_locked(path: str) -> bool:
-    connection = sqlite3.connect(path, timeout=STUCK_S, isolation_level=None)
-    try:
-        connection.execute("BEGIN IMMEDIATE")
-        connection.execute("ROLLBACK")
-    except sqlite3.OperationalError:
-        return True
-    finally:
-        connection.close()
-    return False
 
 
 # ---------------------------------------------------------------- one stale writer
@@ -117,7 +67,7 @@ async def test_a_stopped_worker_changes_nothing_when_it_is_back(
         followed = await stage.submit("gate")
         first = await stage.worker()
         await stage.began("pay_at_gate")
-        await stop_between_writes(stage, first)
+        await stop_between_writes(stage.url, first.send)
         second = await stage.worker()
         await followed.wait(second)
         taken_over = (await stage.row(followed.run_id)).hot.last_seq
@@ -153,7 +103,7 @@ async def test_a_short_stop_is_not_noticed(url: str, tmp_path: Path) -> None:
         second = await stage.worker()
         await stage.began("pay_at_gate")
         for actor in (first, second):
-            await stop_between_writes(stage, actor)
+            await stop_between_writes(stage.url, actor.send)
         stage.outside.open_gate(f"{followed.run_id}-1")
         await anyio.sleep(1.0)
         for actor in (first, second):
@@ -183,7 +133,7 @@ async def swizzle(stage: Stage, rounds: int, seed: int) -> None:
         await stage.began("pay_at_gate", gated.run_id)
         chosen = chance.sample(workers, chance.randint(1, WORKERS))
         for actor in chosen:
-            await stop_between_writes(stage, actor)
+            await stop_between_writes(stage.url, actor.send)
         await anyio.sleep(stage.lease_s * 1.3)  # the fault itself: past the lease
         chance.shuffle(chosen)
         for actor in chosen:

@@ -137,6 +137,20 @@ async def test_a_cancel_whose_answer_is_lost_raises_the_epoch_once(
     assert (proxy.lost, hot.cancel_epoch) == (1, 1)
 
 
+@pytest.mark.parametrize("knob", ["halves_answer", "halves_request"])
+async def test_a_commit_that_is_cut_in_the_midst_of_a_message_is_written_exactly_once(
+    proxy: FlakyProxy, postgres_dsn: str, knob: str
+) -> None:
+    """F13: half an answer, or half a request, and then the connection is gone."""
+    async with PostgresDatabase(through(proxy, postgres_dsn)) as database:
+        held, commit = await warm(database)
+        setattr(proxy, knob, True)
+        result = await make.write(database.store, commit)
+        names = [event.type for event in await history(database.reader, held.row.facts.run_id)]
+    assert (proxy.halved, names.count("custom")) == (1, 2)
+    assert result.seq == commit.guard.expected_seq + 1
+
+
 async def test_a_database_that_stays_away_is_unavailable(
     proxy: FlakyProxy, postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

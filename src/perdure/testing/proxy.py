@@ -54,7 +54,14 @@ class FlakyProxy:
     port: int
     delay_s: float = 0.0
     refuses: bool = False
+    halves_answer: bool = False
+    """Pass on half of what the server says next, then cut."""
+
+    halves_request: bool = False
+    """Pass on half of what a client says next, then cut."""
+
     lost: int = 0
+    halved: int = 0
     _lose_after: int | None = None
     _cut: anyio.Event = field(default_factory=anyio.Event)
 
@@ -66,6 +73,22 @@ class FlakyProxy:
         """Cut every connection."""
         self._cut.set()
         self._cut = anyio.Event()
+
+    def half_of_answer(self, chunk: bytes) -> bytes | None:
+        """Return what is passed on of a chunk that is to be cut; None for one that is not."""
+        if not self.halves_answer:
+            return None
+        self.halves_answer = False
+        self.halved += 1
+        return chunk[: len(chunk) // 2]
+
+    def half_of_request(self, chunk: bytes) -> bytes | None:
+        """Return what is passed on of a chunk that is to be cut; None for one that is not."""
+        if not self.halves_request:
+            return None
+        self.halves_request = False
+        self.halved += 1
+        return chunk[: len(chunk) // 2]
 
     def is_lost(self) -> bool:
         """Count a transaction's end; tell whether its answer is to be lost."""
@@ -121,17 +144,21 @@ async def _carry(proxy: FlakyProxy, client: SocketStream, server: SocketStream) 
     """Carry bytes both ways until either side ends or the proxy cuts."""
     try:
         async with anyio.create_task_group() as group:
-            group.start_soon(_upstream, client, server)
+            group.start_soon(_upstream, proxy, client, server)
             group.start_soon(_downstream, proxy, server, client)
             group.start_soon(proxy.until_cut)
     except* (_Cut, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
         pass  # that is how a connection ends here
 
 
-async def _upstream(source: ByteReceiveStream, target: ByteSendStream) -> None:
+async def _upstream(proxy: FlakyProxy, source: ByteReceiveStream, target: ByteSendStream) -> None:
     try:
         while True:
-            await target.send(await source.receive(CHUNK_BYTES))
+            chunk = await source.receive(CHUNK_BYTES)
+            if (half := proxy.half_of_request(chunk)) is not None:
+                await target.send(half)
+                raise _Cut
+            await target.send(chunk)
     except anyio.EndOfStream:
         raise _Cut from None
 
@@ -143,6 +170,9 @@ async def _downstream(proxy: FlakyProxy, source: ByteReceiveStream, target: Byte
             chunk = await source.receive(CHUNK_BYTES)
             if proxy.delay_s:
                 await anyio.sleep(proxy.delay_s)
+            if (half := proxy.half_of_answer(chunk)) is not None:
+                await target.send(bytes(held) + bytes(answers.buffer) + half)
+                raise _Cut
             for message, ends in answers.feed(chunk):
                 held += message
                 if ends and proxy.is_lost():

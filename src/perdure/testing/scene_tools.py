@@ -9,6 +9,7 @@ import asyncio
 import fcntl
 import json
 import os
+import random
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -72,15 +73,15 @@ class Outside:
             },
         )
 
-    def pay(self, name: str, key: str, amount: int) -> None:
+    def pay(self, name: str, key: str, amount: int, execution: int = 1) -> None:
         """Add a payment, whatever is there already."""
-        _append(self._journal, {"key": key, "tool": name, "amount": amount})
+        _append(self._journal, payment(name, key, amount, execution))
 
-    def pay_once(self, name: str, key: str, amount: int) -> None:
+    def pay_once(self, name: str, key: str, amount: int, execution: int = 1) -> None:
         """Add a payment unless there is one under the key, as an idempotent provider does."""
         with self._locked():
             if self.find(key) is None:
-                self.pay(name, key, amount)
+                self.pay(name, key, amount, execution)
 
     def open_gate(self, name: str) -> None:
         """Let a tool that waits for this gate go on."""
@@ -95,6 +96,17 @@ class Outside:
         with (self.folder / "provider.lock").open("a") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
+
+
+def payment(name: str, key: str, amount: int, execution: int) -> dict[str, Any]:
+    """Return a line of the provider's journal: which execution paid, and in which process."""
+    return {
+        "key": key,
+        "tool": name,
+        "amount": amount,
+        "execution": execution,
+        "pid": os.getpid(),
+    }
 
 
 def _append(path: Path, line: dict[str, Any]) -> None:
@@ -119,16 +131,25 @@ def receipt(key: str, amount: int) -> Returned:
 
 def scene_tools(outside: Outside, trap: Trap) -> list[AnyTool]:
     """Return all tools of the scene."""
-    return [*_paying(outside, trap), *_plain(outside, trap), *_waiting(outside)]
+    return [*paying_tools(outside, trap), *_plain(outside, trap), *_waiting(outside)]
 
 
-def _paying(outside: Outside, trap: Trap) -> list[AnyTool]:
+def paying_tools(outside: Outside, trap: Trap, *, lag_s: float = 0.0) -> list[AnyTool]:
+    """Return the tools that pay. With `lag_s` the way to the provider takes up to so long, and so
+    does the way back: that is where real crashes happen."""
+
+    async def travel() -> None:
+        if lag_s:
+            await asyncio.sleep(random.random() * lag_s)  # noqa: S311  # no secret
+
     async def effect(name: str, context: ToolContext, amount: int, *, once: bool) -> Returned:
         """Pay, with the trap before and after the line in the journal (B7)."""
         outside.began(name, context)
+        await travel()
         trap.before(Boundary.EFFECT, name)
         put = outside.pay_once if once else outside.pay
-        put(name, context.effect_key, amount)
+        put(name, context.effect_key, amount, context.execution)
+        await travel()
         if trap.after(Boundary.EFFECT, name):
             await asyncio.Event().wait()  # it took effect, and its answer never comes
         return receipt(context.effect_key, amount)

@@ -116,6 +116,12 @@ def catalog() -> Catalog:
 
 # ---------------------------------------------------------------- the agents
 
+
+def mixed_agents() -> tuple[HostedAgent, HostedAgent]:
+    """Return the loop agent and the code agent, for tools of the same names elsewhere."""
+    return _loop_agent(), _code_agent()
+
+
 _GRANTS = (
     *(ToolGrant(name=name) for name in ("echo", "slow", "draw")),
     *(

@@ -160,6 +160,11 @@ def _submit(chance: random.Random, number: int) -> Submit:
     )
 
 
+def draw_steps(chance: random.Random) -> list[JsonValue]:
+    """Return the steps of one run: calls, children, questions, sleeps."""
+    return _steps(chance, 0)
+
+
 def _steps(chance: random.Random, depth: int) -> list[JsonValue]:
     return [_step(chance, depth) for _ in range(chance.randint(1, 4))]
 
