@@ -177,6 +177,7 @@ def engine_settings(settings: Settings) -> EngineSettings:
         callback_timeout_s=worker.callback_timeout_s,
         drain_grace_s=worker.drain_grace_s,
         on_incompatible=worker.on_incompatible,
+        on_damage=worker.on_damage,
         retention=tuple(retention_rules(settings)),
         retention_interval_s=settings.retention.interval_s,
         blobs_kept_s=settings.retention.blobs_s,

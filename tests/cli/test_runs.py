@@ -2,7 +2,11 @@
 
 import json
 
+import anyio
+
 from perdure.ops.exits import ExitCode
+from perdure.ops.settings import load_settings
+from perdure.runtime import open_core
 from tests.cli.program import Program
 from tests.cli.shop import REFERENCE
 
@@ -246,3 +250,31 @@ def test_threads_are_listed_forked_adopted_and_deleted(perdure: Program) -> None
     assert perdure("threads", "delete", f"thr_{'0' * 32}").code == ExitCode.NOT_FOUND
     listed = perdure("threads", "list", "--json").json["items"]
     assert [item["thread_id"] for item in listed] == [thread]
+
+
+def test_a_run_that_is_put_aside_is_repaired_by_hand(perdure: Program) -> None:
+    """R-7.7: looking changes nothing; a repair needs its reason, and only one way is taken."""
+    run_id = perdure("run", "asks", "--json", *HERE).json["run_id"]
+    assert perdure("runs", "repair", run_id).code == ExitCode.CONFLICT
+    _put_aside(run_id)
+    seen = perdure("runs", "repair", run_id)
+    assert (seen.code, "can return  yes" in seen.out) == (0, True)
+    assert perdure("runs", "repair", run_id, "--return").code == ExitCode.USAGE
+    both = perdure("runs", "repair", run_id, "--return", "--fail", "--reason", "x")
+    assert both.code == ExitCode.USAGE
+    done = perdure("runs", "repair", run_id, "--return", "--reason", "mended", "--json")
+    assert (done.code, done.json["retry_of"]) == (0, run_id)
+    new = done.json["run_id"]
+    _put_aside(new)
+    ended = perdure("runs", "repair", new, "--fail", "--reason", "no use", "--json").json
+    assert (ended["run_id"], ended["error"]["code"]) == (new, "CHECKPOINT_INCOMPATIBLE")
+
+
+def _put_aside(run_id: str) -> None:
+    """Do what a check of the runtime does."""
+
+    async def aside() -> None:
+        async with open_core(load_settings()) as core:
+            assert await core.store.quarantine(run_id, None, "nothing moves it", None)
+
+    anyio.run(aside)

@@ -52,6 +52,7 @@ from perdure.protocol.topics import SubscriptionTerms
 from perdure.service.base import Service
 from perdure.service.branches import ForkRequest, RetryRequest, fork, retry
 from perdure.service.principal import LOCAL
+from perdure.service.repairs import RepairRequest, repair
 from perdure.service.topics import subscribe
 from perdure.store.reader import RunFilter
 from perdure.store.requests import CancelWish, ClaimWant
@@ -424,6 +425,12 @@ async def _branched(engine: Embedded, runs: Runs) -> None:
     made = await fork(service, LOCAL, runs["artist"], ForkRequest(input="another", state={"n": 1}))
     runs["forked"] = made.run.run_id
     await engine.wait_terminal(runs["forked"])
+    runs["returned"] = await engine.submit("undone")
+    await engine.wait_waiting(runs["returned"])
+    await engine.core.store.quarantine(runs["returned"], None, "nothing moves it", None)
+    back = RepairRequest(action="return", reason="the disk is mended")
+    runs["after a return"] = (await repair(service, LOCAL, runs["returned"], back)).run_id
+    await engine.wait_waiting(runs["after a return"])
 
 
 async def _families(engine: Embedded, runs: Runs) -> None:

@@ -79,6 +79,24 @@ UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.reason', '') AS BL
 -- mutant: I49 | waiting | put aside without a word
 UPDATE run_state SET parked_on = 'repair' WHERE run_id = :run;
 
+-- mutant: I82 | returned | an effect lies behind the checkpoint
+UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.after.seq', 3) AS BLOB)
+    WHERE run_id = :run AND type = :t_repair
+    AND json_extract(CAST(data AS TEXT), '$.action') = 'return';
+
+-- mutant: I82 | returned | it names another run than its end
+UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.after.run_id', 'run_x') AS BLOB)
+    WHERE run_id = :run AND type = :t_repair
+    AND json_extract(CAST(data AS TEXT), '$.action') = 'return';
+
+-- mutant: I82 | plain | it goes on after its end by a repair
+UPDATE events SET type = :t_repair, data = CAST('{"type":"repair","action":"fail","by":"ada",'
+    || '"reason":"enough"}' AS BLOB) WHERE run_id = :run AND seq = 4;
+
+-- mutant: I82 | after a return | its origin was not returned
+UPDATE run_state SET code = 'INTERNAL'
+    WHERE run_id = (SELECT origin_run_id FROM runs WHERE run_id = :run);
+
 -- mutant: I52 | plain | an older schema after a newer one
 UPDATE events SET schema_version = 2 WHERE run_id = :run AND seq = 4;
 

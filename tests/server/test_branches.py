@@ -100,3 +100,32 @@ async def test_a_run_is_forked_and_states_are_compared(world: World) -> None:
         assert (await world.http.get(url)).status_code == 404
     wrong = await world.http.post(path, json={"state": "x" * 9000})
     assert (wrong.status_code, wrong.json()["field"]) == (422, "/state")
+
+
+async def test_a_run_that_is_put_aside_is_looked_at_and_returned_to_its_checkpoint(
+    world: World,
+) -> None:
+    """R-7.7, R-3.2: the same again is the same run; what is not put aside is refused."""
+    run = await world.start("echo", options={"breakpoints": [{"at": "before_tool"}]})
+    await world.until(run["run_id"], "waiting_human")
+    path = f"/v1/runs/{run['run_id']}/repair"
+    body = {"action": "return", "reason": "the disk is mended"}
+    for url, wrong, status in (
+        (path, body, 409),
+        (path, {"action": "return", "reason": ""}, 422),
+        (path, {"action": "cut", "reason": "x"}, 422),
+        (f"/v1/runs/run_{'0' * 32}/repair", body, 404),
+    ):
+        assert (await world.http.post(url, json=wrong)).status_code == status, wrong
+    assert (await world.http.get(path)).status_code == 409
+    await world.core.store.quarantine(run["run_id"], None, "nothing moves it", None)
+    aside = await world.get(f"/v1/runs/{run['run_id']}")
+    assert (aside["waiting_on"], aside["next_actions"]) == ("repair", ["repair", "cancel"])
+    found = await world.get(path)
+    assert (found["damage"], found["can_return"], found["obstacles"]) == (None, True, [])
+    made = (await world.http.post(path, json=body)).json()
+    again = (await world.http.post(path, json=body)).json()
+    assert (made["retry_of"], made["origin_seq"]) == (run["run_id"], found["seq"])
+    assert again["run_id"] == made["run_id"]
+    ended = await world.get(f"/v1/runs/{run['run_id']}")
+    assert ended["error"]["details"] == {"continued_by": made["run_id"]}

@@ -1,4 +1,4 @@
-"""`perdure runs`: list, show, events, cancel, retry, fork, update-state, state, diff."""
+"""`perdure runs`: list, show, events, cancel, retry, repair, fork, update-state, state, diff."""
 
 from collections.abc import Callable
 from typing import Annotated
@@ -49,11 +49,18 @@ from perdure.service.base import Service, Slice, own_run
 from perdure.service.branches import ForkRequest, RetryRequest
 from perdure.service.events import EncodedEvent, as_view, follow_run, read_page, starting_point
 from perdure.service.principal import LOCAL
+from perdure.service.repairs import RepairRequest, get_repair, repair
 from perdure.service.runs import ContinueRequest
 from perdure.service.state_updates import StateRequest
 from perdure.service.tool_calls import list_tool_calls
 from perdure.service.trees import CancelManyRequest, cancel_many, runs_below
-from perdure.service.views import CheckpointDiff, CheckpointState, CheckpointView, ToolCallView
+from perdure.service.views import (
+    CheckpointDiff,
+    CheckpointState,
+    CheckpointView,
+    RepairView,
+    ToolCallView,
+)
 from perdure.store.reader import InterruptFilter
 
 app = typer.Typer()
@@ -346,6 +353,46 @@ def retry_(
         return (await service_branches.retry(service, LOCAL, run, wish)).run
 
     _print_new_run(on_service(db, work), json)
+
+
+@app.command("repair")
+def repair_(
+    run: RunArgument,
+    back: Annotated[
+        bool,
+        typer.Option("--return", help="Go on from its last consistent checkpoint, as a new run."),
+    ] = False,
+    fail: Annotated[bool, typer.Option("--fail", help="End it.")] = False,
+    reason: Reason = None,
+    db: Db = None,
+    json: Json = False,
+) -> None:
+    """Look at a run that is put aside for repair, or repair it.
+
+    Without --return or --fail it only tells how far the log can be trusted, and what is against
+    going on from there. Both need a --reason, and are recorded.
+    """
+    if back and fail:
+        raise typer.BadParameter("--return and --fail exclude each other")
+    if not (back or fail):
+        _print_repair(on_service(db, lambda service: get_repair(service, LOCAL, run)), json)
+        return
+    try:
+        wish = RepairRequest(action="return" if back else "fail", reason=reason or "")
+    except ValidationError as error:
+        raise usage_error(error) from None
+    _print_new_run(on_service(db, lambda service: repair(service, LOCAL, run, wish)), json)
+
+
+def _print_repair(found: RepairView, json: bool) -> None:
+    fields = [
+        ("run", found.run_id),
+        ("damage", found.damage or "none: log and checkpoints agree"),
+        ("checkpoint", found.checkpoint_id),
+        ("can return", "yes" if found.can_return else "no"),
+        *(("because", text) for text in found.obstacles),
+    ]
+    print_object(found, fields, json=json)
 
 
 @app.command("fork")

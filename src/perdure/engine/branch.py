@@ -35,7 +35,7 @@ from perdure.protocol.states import CancelAction, RunState
 class BranchWish:
     """How a run is to go on from the history of another, and who wants it."""
 
-    mode: Literal["retry", "redrive", "fork"]
+    mode: Literal["retry", "redrive", "return", "fork"]
     by: str
     reason: str | None = None
     checkpoint: CheckpointRow | None = None
@@ -68,6 +68,16 @@ async def continue_run(core: Core, row: RunRow, order: RunOrder, wish: BranchWis
     Raises as `retry_run` does.
     """
     return await _open(core, row, order, wish, _end_place)
+
+
+async def open_at_checkpoint(
+    core: Core, row: RunRow, order: RunOrder, wish: BranchWish
+) -> Submitted:
+    """Open a run that goes on from a checkpoint of one that is about to be ended.
+
+    Raises Gone, Conflict; else as `submit_run`.
+    """
+    return await _open(core, row, order, wish, _named_place)
 
 
 Place = Callable[[Core, RunRow, BranchWish], Awaitable[Shared]]
@@ -143,6 +153,13 @@ async def _end_place(core: Core, row: RunRow, wish: BranchWish) -> Shared:
     """Return the whole of the log. What becomes of open calls is read from their rows."""
     del core, wish
     return Shared(facts=row.facts, until=row.hot.last_seq)
+
+
+async def _named_place(core: Core, row: RunRow, wish: BranchWish) -> Shared:
+    """Return the place of the checkpoint, which is the run's own. The rest of its log is not read."""
+    del core
+    assert wish.checkpoint is not None, "the wish names it"
+    return place_of(wish.checkpoint, [Shared(facts=row.facts, until=row.hot.last_seq)])
 
 
 async def _retry_place(core: Core, row: RunRow, wish: BranchWish) -> Shared:

@@ -33,22 +33,10 @@ async def carry_on(core: Core, row: RunRow, newer: AgentCard, reason: str) -> st
     facts = row.facts
     if facts.parent_run_id is not None and not facts.detached:
         return None
-    options = {
-        "idempotency_key": f"perdure.continues:{facts.run_id}",
-        "agent_version": newer.version,
-        "multitask_strategy": "enqueue",
-        "after": None,
-    }
+    key = f"perdure.continues:{facts.run_id}"
     try:
-        order = RunOrder(
-            agent_id=newer.agent_id,
-            input=await load_value(core, facts.tenant_id, facts.input),
-            context=facts.context,
-            options=facts.options.model_copy(update=options),
-            caller=facts.caller,
-            fingerprint=digest(["continues", facts.run_id]),
-            thread_id=facts.thread_id,
-            trace_id=facts.trace_id,
+        order = await continuation(
+            core, row, key=key, agent_id=newer.agent_id, version=newer.version
         )
         wish = BranchWish(mode="retry", by=BY, reason=reason)
         made = await continue_run(core, row, order, wish)
@@ -58,6 +46,32 @@ async def carry_on(core: Core, row: RunRow, newer: AgentCard, reason: str) -> st
         log.warning("%s cannot be carried on: %s", facts.run_id, error)
         return None
     return made.row.facts.run_id
+
+
+async def continuation(
+    core: Core, row: RunRow, *, key: str, agent_id: str, version: str
+) -> RunOrder:
+    """Return the order of a run that goes on from another in its thread, made once under the key.
+
+    Raises LookupError when the input is no longer kept.
+    """
+    facts = row.facts
+    options = {
+        "idempotency_key": key,
+        "agent_version": version,
+        "multitask_strategy": "enqueue",
+        "after": None,
+    }
+    return RunOrder(
+        agent_id=agent_id,
+        input=await load_value(core, facts.tenant_id, facts.input),
+        context=facts.context,
+        options=facts.options.model_copy(update=options),
+        caller=facts.caller,
+        fingerprint=digest(["continues", facts.run_id]),
+        thread_id=facts.thread_id,
+        trace_id=facts.trace_id,
+    )
 
 
 async def stop_continuing(core: Core, row: RunRow, run_id: str) -> None:

@@ -31,6 +31,7 @@ class EngineSettings:
     cancel_grace_s: float = 5.0
     drain_grace_s: float = 20.0
     on_incompatible: Literal["fail", "repair"] = "fail"
+    on_damage: Literal["wait", "return"] = "wait"
     retention: tuple[RetentionRule, ...] = ()
     retention_interval_s: float = 3600.0
     blobs_kept_s: float = 86_400.0

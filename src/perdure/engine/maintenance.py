@@ -26,6 +26,7 @@ from perdure.engine.expiry import expire_interrupt
 from perdure.engine.load import Damaged
 from perdure.engine.notices import Notices
 from perdure.engine.ports import ToolRunner
+from perdure.engine.returning import return_by_policy
 from perdure.engine.tree import close_unheld, deliver_reports
 from perdure.engine.unheld import NotCarriedOn
 from perdure.protocol.base import RUNTIME_VERSION
@@ -179,6 +180,8 @@ class Maintenance:
             return await self._do_or_end(timer)
         except (Damaged, Unreadable) as error:
             await put_aside(self.core, timer.run_id, error)
+            if isinstance(error, Damaged):
+                await return_by_policy(self.core, timer.run_id, error)
             return False
 
     async def _do_or_end(self, timer: DueTimer) -> bool:

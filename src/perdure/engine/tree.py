@@ -294,7 +294,7 @@ async def close_unheld(
     draft = unheld_draft(core, view, row)
     if not whole:
         draft.with_checkpoint = False
-        await _take_reports(core, draft)
+        await take_reports(core, draft)
     if view.snapshot.ending is None:
         _note_timeout(draft, failure)
     why = end_transition(row.hot.state, failure)
@@ -334,7 +334,7 @@ async def _view(core: Core, row: RunRow) -> tuple[RunView, bool]:
         return await view_from_rows(core, row), False
 
 
-async def _take_reports(core: Core, draft: Draft) -> None:
+async def take_reports(core: Core, draft: Draft) -> None:
     """Draft the reports of a run that takes none in between: its log cannot be folded."""
     for timer in await core.reader.timers_of(draft.view.facts.run_id):
         if timer.kind is TimerKind.CHILD and timer.ref is not None:

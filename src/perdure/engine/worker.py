@@ -34,6 +34,7 @@ from perdure.engine.maintenance import Maintenance
 from perdure.engine.notices import Notices
 from perdure.engine.ports import AgentCatalog, Notifier, Policy, ToolRunner
 from perdure.engine.retention import Retention
+from perdure.engine.returning import return_by_policy
 from perdure.engine.view import RunView
 from perdure.protocol.agents import AgentCard
 from perdure.protocol.base import RUNTIME_VERSION
@@ -366,7 +367,10 @@ class Worker:
         step = claimed.row.hot.step_index
         if attempt is not None:
             step = attempt.view.snapshot.step_index
-        await self.core.store.quarantine(lease.run_id, lease.token, str(error)[:1000], step)
+        why = str(error)[:1000]
+        aside = await self.core.store.quarantine(lease.run_id, lease.token, why, step)
+        if aside and isinstance(error, Damaged):
+            await return_by_policy(self.core, lease.run_id, error)
 
     async def _not_begun(self, lease: Lease, error: Exception) -> None:
         """Give a run back that could not be loaded because the store was away.

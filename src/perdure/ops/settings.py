@@ -158,6 +158,12 @@ class WorkerSettings(_Section):
         description="what becomes of a run whose log is of a schema version that this release "
         "cannot carry on: `fail`: it ends CHECKPOINT_INCOMPATIBLE; `repair`: it is put aside",
     )
+    on_damage: Literal["wait", "return"] = Field(
+        default="wait",
+        description="what becomes of a run whose log does not fold to its checkpoint: `wait`: it is "
+        "put aside for a person; `return`: where no side effect lies behind its last consistent "
+        "checkpoint it goes on from there as a new run, else it is put aside",
+    )
 
     @validates(mode="after")
     def _beats_in_time(self) -> Self:

@@ -30,13 +30,13 @@ from perdure.protocol.values import BlobRef
 class Origin(Stored):
     """The history a run shares with another: that run's log up to `seq`, by reference (R-10.3).
 
-    `retry` asks the planner to go on, `redrive` also runs the calls again that had failed, `fork`
-    is a way of its own. `state` replaces the agent's own state when `edits_state` says so.
+    `retry` asks the planner to go on, `redrive` also runs the calls again that had failed, `return`
+    goes on from the last consistent checkpoint of a damaged run, `fork` is a way of its own. `state` replaces the agent's own state when `edits_state` says so.
     """
 
     run_id: str
     seq: int
-    mode: Literal["retry", "redrive", "fork"]
+    mode: Literal["retry", "redrive", "return", "fork"]
     by: str = ""
     reason: str | None = None
     edits_state: bool = False
@@ -476,8 +476,16 @@ class LateEvent(Stored):
     external_ref: str | None = None
 
 
+ENDING_REPAIRS = frozenset({"return", "fail"})
+"""Actions of `repair` events by which a damaged run ends: another goes on in its place, or none."""
+
+
 class RepairEvent(Stored):
-    """An operator, or the runtime's own check, put the run aside or repaired it."""
+    """An operator, or the runtime's own check, put the run aside or repaired it.
+
+    `action` is `quarantine`, `return` (`after` names the run that goes on, and the checkpoint) or
+    `fail`.
+    """
 
     type: Literal["repair"] = "repair"
     action: str

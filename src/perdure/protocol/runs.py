@@ -345,6 +345,8 @@ def next_actions(hot: RunHot) -> list[NextAction]:
             return []
         retry = [NextAction.RETRY] if hot.state is RunState.FAILED else []
         return [*retry, NextAction.FORK]
+    if hot.parked_on is ParkedOn.REPAIR:
+        return [NextAction.REPAIR, *([NextAction.CANCEL] if hot.cancel_epoch == 0 else [])]
     if status is RunStatus.AUTH_REQUIRED:
         return [NextAction.AUTHORISE, NextAction.CANCEL]
     if hot.waiting_kind is InterruptKind.BREAKPOINT and status is RunStatus.INPUT_REQUIRED:

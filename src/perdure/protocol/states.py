@@ -275,6 +275,7 @@ class NextAction(StrEnum):
     WAIT = "wait"
     RETRY = "retry"
     FORK = "fork"
+    REPAIR = "repair"
 
 
 class AttemptEnd(StrEnum):

@@ -49,6 +49,21 @@ class AttemptView(Stored):
     end_reason: AttemptEnd | None
 
 
+class RepairView(Stored):
+    """How far the log of a run that is put aside can be trusted (R-7.7)."""
+
+    run_id: str
+    damage: str | None
+    """The first place where log and checkpoints do not agree; null: they agree throughout."""
+    checkpoint_id: str | None
+    """The last checkpoint before it that the log folds to."""
+    seq: int | None
+    can_return: bool
+    """The run may go on from that checkpoint."""
+    obstacles: list[str]
+    """Why not: each effect that lies behind the checkpoint, and what else is against it."""
+
+
 class StepItem(Stored):
     """One part of a step, in the order of the log. `ref` is the id of the object it stands for."""
 

@@ -10,6 +10,7 @@ from perdure.bindings.native import (
     branches,
     history,
     interrupts,
+    repairs,
     runs,
     thread_branches,
     threads,
@@ -22,6 +23,7 @@ def routers() -> Sequence[APIRouter]:
     modules = (
         runs,
         branches,
+        repairs,
         history,
         interrupts,
         threads,

@@ -13,6 +13,7 @@ from typing import Any, TypeVar, cast
 
 from perdure.engine.snapshot import RunSnapshot
 from perdure.protocol.events import (
+    ENDING_REPAIRS,
     ActionEvent,
     CancelEvent,
     ChildEvent,
@@ -22,6 +23,7 @@ from perdure.protocol.events import (
     LateEvent,
     MessageEvent,
     ModelEvent,
+    RepairEvent,
     ResultEvent,
     ResumeEvent,
     StateEvent,
@@ -228,6 +230,17 @@ class RunRecord:
         """The first `cancel` event."""
         cancels = self.of(CancelEvent)
         return cancels[0][0] if cancels else None
+
+    @cached_property
+    def given_up_at(self) -> int:
+        """The seq of the `repair` event by which a person or the policy ended the run; 0: none.
+
+        The damage before it is told there. It is no finding any more.
+        """
+        return max(
+            (line.seq for line, data in self.of(RepairEvent) if data.action in ENDING_REPAIRS),
+            default=0,
+        )
 
     @cached_property
     def calls_by_id(self) -> dict[str, ToolCallRow]:
