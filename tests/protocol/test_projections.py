@@ -106,8 +106,13 @@ def test_next_actions_are_those_that_the_status_allows(hot: RunHot) -> None:
     else:
         assert actions
     assert len(actions) == len(set(actions))
-    assert (NextAction.AUTHORISE in actions) is (status is RunStatus.AUTH_REQUIRED)
-    if status is RunStatus.CANCEL_REQUESTED:
+    aside = hot.parked_on is ParkedOn.REPAIR and hot.state not in TERMINAL
+    authorises = status is RunStatus.AUTH_REQUIRED and not aside
+    assert (NextAction.AUTHORISE in actions) is authorises
+    assert (NextAction.REPAIR in actions) is aside
+    if aside:
+        assert (NextAction.CANCEL in actions) is (hot.cancel_epoch == 0)
+    elif status is RunStatus.CANCEL_REQUESTED:
         assert actions == [NextAction.WAIT]
     elif hot.state not in TERMINAL:
         assert NextAction.CANCEL in actions

@@ -35,6 +35,7 @@ COMMANDS = (
     Command("agents", "perdure.cli.agents:app", "List the registered agents."),
     Command("db", "perdure.cli.db:app", "Look at the database's schema, and upgrade it."),
     Command("verify", "perdure.cli.verify:verify", "Check the stored runs for broken promises."),
+    Command("drill", "perdure.drill.command:drill", "Rehearse faults on this installation."),
     Command("bench", "perdure.bench.command:bench", "Measure throughput and latency."),
     Command("config", "perdure.cli.config:app", "Show the settings and where they come from."),
 )

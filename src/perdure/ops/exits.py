@@ -32,7 +32,8 @@ MEANING: dict[ExitCode, str] = {
     ExitCode.OK: "done",
     ExitCode.RUN_FAILED: "the run failed, a check found something, or an unexpected error",
     ExitCode.USAGE: "the command, its input or a setting is wrong",
-    ExitCode.WAITING_FOR_HUMAN: "the run waits for a person's answer",
+    ExitCode.WAITING_FOR_HUMAN: "the run waits for a person's answer; `drill --strict`: a tool lacks "
+    "something",
     ExitCode.NOT_FOUND: "no such run, interrupt or agent",
     ExitCode.CONFLICT: "the object's state forbids it: answered otherwise, expired, key reused",
     ExitCode.AUTH: "not allowed",
