@@ -39,6 +39,7 @@ async def _work(settings: Settings, outside: Outside) -> None:
                 await anyio.wait_readable(sys.stdin.fileno())
                 worker.drain()
 
+            worker.beside = ()
             group.start_soon(until_orphaned)
             await worker.run()
             group.cancel_scope.cancel()

@@ -161,6 +161,7 @@ class Stage:
             core = replace(core, settings=replace(core.settings, runs_max=1))
         opened = open_worker(core, self.settings, make_catalog(self.outside))
         async with opened as made, anyio.create_task_group() as group:
+            made.beside = ()  # what it verifies is all that the installation has
             if mute:
                 made.heartbeat = _Mute()
             await group.start(made.run)

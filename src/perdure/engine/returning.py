@@ -404,7 +404,7 @@ async def return_by_policy(core: Core, run_id: str, why: Exception) -> None:
             return
         await return_run(core, row, RepairWish(by=BY, reason=short(str(why))))
     except (PerdureError, LookupError) as error:
-        log.warning("run %s stays aside for a person: %s", run_id, error)
+        log.info("run %s stays aside for a person: %s", run_id, error)
 
 
 async def _was_returned(core: Core, row: RunRow) -> bool:

@@ -16,6 +16,7 @@ import anyio.lowlevel
 from perdure.engine.aside import put_aside
 from perdure.engine.core import Core
 from perdure.engine.load import Damaged
+from perdure.engine.returning import return_by_policy
 from perdure.ops.verify.checks import Finding, Rule
 from perdure.ops.verify.load import settled_record
 from perdure.ops.verify.record import RunRecord
@@ -118,8 +119,10 @@ class Sweep:
         return found
 
     async def _put_aside(self, run_id: str, why: str) -> None:
+        damage = Damaged(why)
         try:
-            await put_aside(self.core, run_id, Damaged(why))
+            await put_aside(self.core, run_id, damage)
+            await return_by_policy(self.core, run_id, damage)
         except Unreadable as error:
             log.error("run %s cannot be put aside: %s", run_id, error)  # noqa: TRY400  # no fault of ours
 
