@@ -6,6 +6,7 @@ import pytest
 
 from perdure.engine.context import PlannerContext
 from perdure.engine.ports import HostedAgent, ToolGrant
+from perdure.ops.verify.sweep import Sweep
 from perdure.protocol.decisions import Ask, Decision, Finish
 from perdure.protocol.errors import Conflict
 from perdure.protocol.events import RepairEvent, StateEvent
@@ -149,7 +150,7 @@ async def test_by_the_policy_a_worker_returns_a_damaged_run_by_itself_and_only_o
         return call("hang") if len(context.turns) == 1 else call("echo", value=1)
 
     agent = scripted("hanging", decide, tools=["echo", "hang"])
-    settings = replace(SETTINGS, on_damage="return")
+    settings = replace(SETTINGS, on_damage="return", drain_grace_s=0.3)
     async with flow(url, [agent], zoo, settings=settings) as engine:
         run_id = await engine.submit("hanging")
         ids = [run_id]
@@ -178,3 +179,24 @@ async def test_by_the_policy_a_worker_returns_a_damaged_run_by_itself_and_only_o
         ended = await repair(service, LOCAL, ids[1], fail)
         assert ended.error is not None
         assert ended.error.code is FailureCode.RUN_CANCELLED, "it was cancelled before"
+
+
+async def test_a_run_that_a_caller_met_damaged_is_returned_by_the_sweep_of_a_worker(
+    url: str, zoo: ToolZoo
+) -> None:
+    """R-7.7: by the policy; whoever puts a run aside may die before anything else."""
+    settings = replace(SETTINGS, on_damage="return", drain_grace_s=0.3)
+    async with flow(url, [payer()], zoo, settings=settings) as engine:
+        run_id, question = await waits_twice(engine)
+        place = await damage(engine, url, run_id, back=0)
+        with pytest.raises(Conflict, match="put aside for repair"):
+            await engine.answer(question, Answer.RESPOND, value="two")
+        assert (await engine.run(run_id)).hot.parked_on is ParkedOn.REPAIR
+        await Sweep(core=engine.core).run_once()
+        (_, told) = data_of(await engine.events(run_id), RepairEvent)
+        assert isinstance(told.after, dict)
+        assert (told.action, told.after["seq"]) == ("return", place)
+        goes_on = str(told.after["run_id"])
+        await engine.wait_waiting(goes_on)
+        await engine.cancel(goes_on)
+        assert len(zoo.payments()) == 1
