@@ -17,7 +17,7 @@ from perdure.cli.options import (
     settings_of,
     usage_error,
 )
-from perdure.cli.runs import fields_of_run
+from perdure.cli.showing import fields_of_run
 from perdure.ops.exits import ExitCode, exit_of_run, run_async
 from perdure.ops.output import note
 from perdure.ops.settings import Settings

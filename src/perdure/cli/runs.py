@@ -21,6 +21,13 @@ from perdure.cli.options import (
     print_page,
     usage_error,
 )
+from perdure.cli.showing import (
+    fields_of_run,
+    print_event,
+    print_raw,
+    short_fields_of_run,
+    was_cancelled,
+)
 from perdure.ops.output import (
     note,
     print_fields,
@@ -28,11 +35,9 @@ from perdure.ops.output import (
     print_line,
     print_table,
 )
-from perdure.ops.timeline import line_of
 from perdure.protocol.base import format_time
 from perdure.protocol.codec import decode
 from perdure.protocol.errors import Conflict
-from perdure.protocol.failures import FailureCode
 from perdure.protocol.runs import Run, RunOptions
 from perdure.protocol.states import (
     TERMINAL,
@@ -47,7 +52,7 @@ from perdure.service import runs as service_runs
 from perdure.service import state_updates
 from perdure.service.base import Service, Slice, own_run
 from perdure.service.branches import ForkRequest, RetryRequest
-from perdure.service.events import EncodedEvent, as_view, follow_run, read_page, starting_point
+from perdure.service.events import EncodedEvent, follow_run, read_page, starting_point
 from perdure.service.principal import LOCAL
 from perdure.service.repairs import RepairRequest, get_repair, repair
 from perdure.service.runs import ContinueRequest
@@ -267,7 +272,7 @@ def events(
     if json and follow:
         raise typer.BadParameter("--json prints one document: use --jsonl to follow")
     collected: list[EncodedEvent] = []
-    take = collected.append if json else _print_raw if jsonl else _print_event
+    take = collected.append if json else print_raw if jsonl else print_event
     read = _follow if follow else _read
 
     async def work(service: Service) -> None:
@@ -327,8 +332,8 @@ def cancel(
         )
 
     found = on_service(db, work)
-    print_object(found, _short_fields(found), json=json)
-    if found.state in TERMINAL and not _was_cancelled(found):
+    print_object(found, short_fields_of_run(found), json=json)
+    if found.state in TERMINAL and not was_cancelled(found):
         note(f"the run had ended before ({found.status}): there was nothing left to cancel")
 
 
@@ -520,43 +525,4 @@ def continue_(
         return await service_runs.continue_run(service, LOCAL, run, request)
 
     found = on_service(db, work)
-    print_object(found, _short_fields(found), json=json)
-
-
-def _short_fields(run: Run) -> list[tuple[str, object]]:
-    return [("run", run.run_id), ("status", run.status)]
-
-
-def _was_cancelled(run: Run) -> bool:
-    return run.error is not None and run.error.code is FailureCode.RUN_CANCELLED
-
-
-def fields_of_run(run: Run) -> list[tuple[str, object]]:
-    """Return what a person wants to know of a run."""
-    failure = None if run.error is None else f"{run.error.code}: {run.error.reason}"
-    return [
-        ("run", run.run_id),
-        ("agent", f"{run.agent_id} {run.agent_version}"),
-        ("status", run.status),
-        ("state", run.state),
-        ("waits for", None if run.waiting_on == "nothing" else run.waiting_on),
-        ("interrupts", ", ".join(run.open_interrupts)),
-        ("retry of", run.retry_of),
-        ("steps", run.step_index),
-        ("attempts", run.attempt),
-        ("created", format_time(run.created_at)),
-        ("finished", None if run.finished_at is None else format_time(run.finished_at)),
-        ("failure", failure),
-        ("answer", run.answer),
-    ]
-
-
-def _print_raw(event: EncodedEvent) -> None:
-    print_line(event.body.decode())
-
-
-def _print_event(event: EncodedEvent) -> None:
-    view = as_view(event)
-    line = line_of(view)
-    if line:
-        print_line(f"{event.seq:>5}  {format_time(view.time)}  {line}")
+    print_object(found, short_fields_of_run(found), json=json)

@@ -26,7 +26,13 @@ from perdure.agents.code.errors import (
     StepFailed,
     ToolFailed,
 )
-from perdure.agents.code.live import LiveFunction, ModelWish, later_by, whole
+from perdure.agents.code.live import (
+    LiveFunction,
+    ModelWish,
+    later_by,
+    request_digest,
+    whole,
+)
 from perdure.agents.code.positions import Branch, at
 from perdure.engine.context import PlannerContext
 from perdure.engine.journal import NOW, SLEEP, STEP_TOOLS, plan_digest, question_digest
@@ -427,18 +433,6 @@ class Context:
     def _seed(self, kind: str) -> bytes:
         position = self._live.derived(kind)
         return hashlib.sha256(f"{self.run_id}\x1f{position}\x1f{kind}".encode()).digest()
-
-
-def request_digest(wish: ModelWish) -> str:
-    """Return the digest by which a model request is known again."""
-    return digest(
-        [
-            list(wish.messages),
-            list(wish.tools),
-            wish.temperature,
-            wish.max_output_tokens,
-        ]
-    )
 
 
 def _local(

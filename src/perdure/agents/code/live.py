@@ -24,7 +24,7 @@ from perdure.agents.code.positions import Branch, Order, at
 from perdure.engine.context import Entry, OperationKind
 from perdure.engine.journal import PATCHED, SLEEP
 from perdure.engine.ports import LocalStep
-from perdure.protocol.codec import clean
+from perdure.protocol.codec import clean, digest
 from perdure.protocol.decisions import Ask, ChildRequest, Note, Record, ToolRequest
 from perdure.tools.caught import Caught
 from perdure.tools.jobs import copied
@@ -391,6 +391,18 @@ current: "contextvars.ContextVar[tuple[LiveFunction, Branch] | None]" = contextv
 def whole(recorded: Recorded) -> JsonValue:
     """Return a copy of a recorded value: whoever changes it changes nothing recorded (RES-11)."""
     return copied(recorded.value)
+
+
+def request_digest(wish: ModelWish) -> str:
+    """Return the digest by which a model request is known again."""
+    return digest(
+        [
+            list(wish.messages),
+            list(wish.tools),
+            wish.temperature,
+            wish.max_output_tokens,
+        ]
+    )
 
 
 def later_by(now: datetime, seconds: float) -> datetime:

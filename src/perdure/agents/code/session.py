@@ -12,19 +12,14 @@ from typing import Any
 import anyio
 from pydantic import JsonValue, ValidationError
 
-from perdure.agents.code.api import Context, request_digest
+from perdure.agents.code.api import Context
+from perdure.agents.code.asking import reply_of, request_of, use_of_reply
 from perdure.agents.code.errors import AgentFailed, ToolFailed
 from perdure.agents.code.live import LiveFunction, ModelWish, Recorded, Stand, Waiting
 from perdure.agents.models.port import (
-    MODEL_TIMEOUT_S_DEFAULT,
-    ChatMessage,
     ModelClient,
-    ModelDelta,
-    ModelReply,
-    ModelRequest,
-    use_of,
 )
-from perdure.engine.context import Entry, OpenMessage, PlannerContext
+from perdure.engine.context import Entry, PlannerContext
 from perdure.engine.journal import CODE
 from perdure.engine.ports import LocalStep, PlannerFailure, SessionSurroundings
 from perdure.engine.values import describe
@@ -45,7 +40,7 @@ from perdure.protocol.errors import Invalid, PerdureError
 from perdure.protocol.failures import Failure, FailureCode, Stage
 from perdure.protocol.fields import StateField
 from perdure.protocol.policies import RetryPolicy
-from perdure.protocol.values import CALLS_PER_STEP_MAX, Value
+from perdure.protocol.values import CALLS_PER_STEP_MAX
 from perdure.tools.bridge import Call
 from perdure.tools.jobs import copied
 from perdure.tools.usercode import UserCode
@@ -196,7 +191,7 @@ class CodeSession:
         }
         for position, use in self._uses.items():
             if position not in journal:
-                journal[position] = _reply_of(position, use)
+                journal[position] = reply_of(position, use)
         self._generation = self._code.generation
         value = copied(context.input)
         live = LiveFunction(
@@ -286,13 +281,13 @@ class CodeSession:
         async def ask(waiting: Waiting, wish: ModelWish) -> None:
             message = context.open_message() if context.open_message is not None else None
             try:
-                reply = await self._client(context).complete(_request(context, wish, message))
+                reply = await self._client(context).complete(request_of(context, wish, message))
             except PlannerFailure as error:
                 failed.append(error)
                 return
-            use = _use(reply, waiting.position, wish, message)
+            use = use_of_reply(reply, waiting.position, wish, message)
             self._uses[waiting.position] = use
-            answered[waiting.position] = _reply_of(waiting.position, use)
+            answered[waiting.position] = reply_of(waiting.position, use)
 
         async with anyio.create_task_group() as group:
             for waiting, wish in wanted:
@@ -432,75 +427,10 @@ def _raised(
         return GiveUp(code=code, reason=reason, records=records, model_uses=uses)
 
 
-def _request(context: PlannerContext, wish: ModelWish, message: OpenMessage | None) -> ModelRequest:
-    try:
-        messages = tuple(ChatMessage(**message) for message in wish.messages)  # pyright: ignore[reportArgumentType]  # what does not fit raises
-    except TypeError as error:
-        raise _broken(f"ctx.model: a message has role and text: {error}") from None
-    known = {spec.name: spec for spec in context.tools}
-    missing = [name for name in wish.tools if name not in known]
-    if missing:
-        raise _broken(f"ctx.model: the agent is not granted {missing[0]}")
-    return ModelRequest(
-        messages=messages,
-        tools=tuple(known[name] for name in wish.tools),
-        temperature=wish.temperature,
-        max_output_tokens=wish.max_output_tokens,
-        timeout_s=wish.timeout_s
-        or context.facts.options.timeouts.model_s
-        or MODEL_TIMEOUT_S_DEFAULT,
-        on_delta=None if message is None else _into(message),
-    )
-
-
-def _into(message: OpenMessage) -> Callable[[ModelDelta], None]:
-    """Return what passes the pieces of a reply on to those who follow the run."""
-
-    def take(delta: ModelDelta) -> None:
-        if delta.text:
-            message.say(delta.text)
-
-    return take
-
-
-def _use(
-    reply: ModelReply, position: str, wish: ModelWish, message: OpenMessage | None
-) -> ModelUse:
-    calls: tuple[dict[str, JsonValue], ...] = tuple(
-        {"tool": call.tool, "args": call.args, "call_id": call.call_id} for call in reply.calls
-    )
-    use = use_of(
-        reply,
-        request_digest=request_digest(wish),
-        message_id=message.message_id if message is not None else None,
-    )
-    return use.model_copy(update={"position": position, "calls": calls or None})
-
-
-def _reply_of(position: str, use: ModelUse) -> Recorded:
-    return Recorded(
-        entry=Entry(
-            position=position,
-            kind="model",
-            name="",
-            digest=use.request_digest or "",
-            done=True,
-            value=Value(),
-            finish=use.finish,
-            calls=use.calls or (),
-        ),
-        value=use.text,
-    )
-
-
 def _failure(reason: str) -> PlannerFailure:
     return PlannerFailure(
         Failure(code=FailureCode.INTERNAL, reason=reason, retryable=True, stage=Stage.PLANNING)
     )
-
-
-def _broken(reason: str) -> PlannerFailure:
-    return PlannerFailure(Failure(code=FailureCode.INTERNAL, reason=reason, stage=Stage.PLANNING))
 
 
 def _ignore(_: Call[Any]) -> None:

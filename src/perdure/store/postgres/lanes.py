@@ -81,7 +81,7 @@ async def keep_trying(
             if trouble is Trouble.DATA:
                 raise refuse(error) from error
             if trouble is Trouble.BUG:
-                log.error("the database cannot do a statement: %r", error)  # noqa: TRY400
+                log.error("the database cannot do a statement: %r", error)  # noqa: TRY400  # expected: no trace
             failed += 1
             stale += trouble is Trouble.STALE_PLAN
             if _is_hopeless(trouble, failed, stale, time.monotonic() - started, patience_s):

@@ -40,7 +40,7 @@ def _known(row: Row) -> RunHot | None:
     try:
         return hot_of(row)
     except Unreadable as error:
-        log.error("run_%s is left as it is: %s", row["run_id"].hex, error)  # noqa: TRY400
+        log.error("run_%s is left as it is: %s", row["run_id"].hex, error)  # noqa: TRY400  # expected: no trace
         return None
 
 

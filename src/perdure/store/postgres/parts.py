@@ -309,7 +309,7 @@ async def _hand_over(connection: Connection, thread: UUID, clock: datetime | Non
         try:
             hot = hot_of(row)
         except Unreadable as error:
-            log.error("run_%s cannot begin: %s", following.hex, error)  # noqa: TRY400
+            log.error("run_%s cannot begin: %s", following.hex, error)  # noqa: TRY400  # expected: no trace
             return
         moved = next_in_thread(hot, row["now"])
         await save_moves(connection, [(following.hex, moved)])

@@ -53,7 +53,7 @@ class Transaction:
         try:
             return self.load(run)
         except Unreadable as error:
-            log.error("run_%s is left as it is: %s", run.hex(), error)  # noqa: TRY400
+            log.error("run_%s is left as it is: %s", run.hex(), error)  # noqa: TRY400  # expected: no trace
             return None
 
     def save(self, run: bytes, kept: Kept) -> None:

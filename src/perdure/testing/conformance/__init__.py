@@ -44,11 +44,7 @@ pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in _PARTS))
 from perdure.testing.conformance.cancels import CancelContract, LateContract
 from perdure.testing.conformance.claims import ClaimContract
 from perdure.testing.conformance.fences import BatchContract, FenceContract
-from perdure.testing.conformance.inserts import (
-    IdempotencyContract,
-    InsertContract,
-    ThreadContract,
-)
+from perdure.testing.conformance.inserts import IdempotencyContract, InsertContract
 from perdure.testing.conformance.keys import RequestKeyContract
 from perdure.testing.conformance.leases import LeaseContract, QuarantineContract
 from perdure.testing.conformance.races import RaceContract
@@ -61,6 +57,7 @@ from perdure.testing.conformance.refusals import RefusalContract
 from perdure.testing.conformance.retention import RetentionContract
 from perdure.testing.conformance.rows import RowContract
 from perdure.testing.conformance.texts import TextContract
+from perdure.testing.conformance.thread_runs import ThreadContract
 from perdure.testing.conformance.threads import BranchContract
 from perdure.testing.conformance.timers import TimerContract
 from perdure.testing.conformance.topics import SubscriptionContract

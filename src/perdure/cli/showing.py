@@ -1,0 +1,53 @@
+"""Runs and events as commands print them."""
+
+from perdure.ops.output import (
+    print_line,
+)
+from perdure.ops.timeline import line_of
+from perdure.protocol.base import format_time
+from perdure.protocol.failures import FailureCode
+from perdure.protocol.runs import Run
+from perdure.service.events import EncodedEvent, as_view
+
+
+def short_fields_of_run(run: Run) -> list[tuple[str, object]]:
+    """Return which run it is, and how it stands."""
+    return [("run", run.run_id), ("status", run.status)]
+
+
+def was_cancelled(run: Run) -> bool:
+    """Tell whether a run ended because it was cancelled."""
+    return run.error is not None and run.error.code is FailureCode.RUN_CANCELLED
+
+
+def fields_of_run(run: Run) -> list[tuple[str, object]]:
+    """Return what a person wants to know of a run."""
+    failure = None if run.error is None else f"{run.error.code}: {run.error.reason}"
+    return [
+        ("run", run.run_id),
+        ("agent", f"{run.agent_id} {run.agent_version}"),
+        ("status", run.status),
+        ("state", run.state),
+        ("waits for", None if run.waiting_on == "nothing" else run.waiting_on),
+        ("interrupts", ", ".join(run.open_interrupts)),
+        ("retry of", run.retry_of),
+        ("steps", run.step_index),
+        ("attempts", run.attempt),
+        ("created", format_time(run.created_at)),
+        ("finished", None if run.finished_at is None else format_time(run.finished_at)),
+        ("failure", failure),
+        ("answer", run.answer),
+    ]
+
+
+def print_raw(event: EncodedEvent) -> None:
+    """Print an event as JSON."""
+    print_line(event.body.decode())
+
+
+def print_event(event: EncodedEvent) -> None:
+    """Print an event as a line, when it says something to a person."""
+    view = as_view(event)
+    line = line_of(view)
+    if line:
+        print_line(f"{event.seq:>5}  {format_time(view.time)}  {line}")
