@@ -104,7 +104,7 @@ class Sweep:
         try:
             record = await settled_record(self.core.reader, row, looks_max=1, sweeping=True)
         except Unreadable as error:
-            await self._put_aside(run_id, error.message)
+            await self._put_aside(row, error.message)
             return [_unread(run_id, error.message)]
         except BROKEN as error:
             return [_unread(run_id, str(error))]
@@ -114,14 +114,14 @@ class Sweep:
         found = [finding async for finding in _judged(record)]
         for finding in found:
             if finding.check == REPLAY:
-                await self._put_aside(run_id, f"{finding.subject}: {finding.text}")
+                await self._put_aside(row, f"{finding.subject}: {finding.text}")
                 break
         return found
 
-    async def _put_aside(self, run_id: str, why: str) -> None:
-        damage = Damaged(why)
+    async def _put_aside(self, row: RunRow, why: str) -> None:
+        run_id, damage = row.facts.run_id, Damaged(why)
         try:
-            await put_aside(self.core, run_id, damage)
+            await put_aside(self.core, run_id, damage, seq=row.hot.last_seq)
             await return_by_policy(self.core, run_id, damage)
         except Unreadable as error:
             log.error("run %s cannot be put aside: %s", run_id, error)  # noqa: TRY400  # no fault of ours
