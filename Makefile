@@ -103,7 +103,7 @@ fuzz: $(VENV)/.dev  ## Schemathesis against the API, five minutes on each store;
 
 .PHONY: crash
 crash: $(VENV)/.dev  ## the long campaigns: kill -9, crowds of clients, seeds of the simulation
-	$(BIN)/python -m pytest tests/crash tests/store tests/streams tests/sim -m crash_full $(ARGS)
+	$(BIN)/python -m pytest tests/crash tests/store tests/streams tests/sim tests/server -m crash_full $(ARGS)
 
 SEEDS := 1..500
 .PHONY: sim

@@ -16,6 +16,7 @@ from perdure.cli.options import (
     on_service,
     print_object,
     print_page,
+    request_of,
     usage_error,
 )
 from perdure.ops.output import json_text, note
@@ -110,7 +111,8 @@ def resolve(
         Answer.RETRY: retry,
         Answer.SKIP: skip,
     }
-    request = AnswerRequest(
+    request = request_of(
+        AnswerRequest,
         answer=_the_one(answers),
         args=None if edit is None else json_of(edit, "--edit"),
         value=None if respond is None else json_of(respond, "--respond"),

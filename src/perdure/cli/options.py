@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
-from pydantic import JsonValue, ValidationError
+from pydantic import BaseModel, JsonValue, ValidationError
 
 from perdure.cli.names import option_of
 from perdure.ops.exits import run_async
@@ -22,6 +22,7 @@ from perdure.service.base import PAGE_LIMIT_DEFAULT, PAGE_LIMIT_MAX, Service, Sl
 from perdure.telemetry.logs import configure_logs
 
 T = TypeVar("T")
+Request = TypeVar("Request", bound=BaseModel)
 
 NO_AGENTS = "no agents: name their registry with --agents MODULE:REGISTRY"
 
@@ -144,6 +145,14 @@ def usage_error(error: ValidationError, prefix: str = "") -> typer.BadParameter:
     pointer = "".join(f"/{part}" for part in place)
     where = option_of(prefix + pointer) if prefix + pointer else ""
     return typer.BadParameter(f"{where}: {text}" if where else text)
+
+
+def request_of(model: type[Request], **fields: object) -> Request:
+    """Return the request that words of the command line make; raise BadParameter if they do not."""
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        raise usage_error(error) from None
 
 
 def find_modules_here() -> None:

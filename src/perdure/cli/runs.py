@@ -19,6 +19,7 @@ from perdure.cli.options import (
     on_service,
     print_object,
     print_page,
+    request_of,
     usage_error,
 )
 from perdure.cli.showing import (
@@ -38,7 +39,7 @@ from perdure.ops.output import (
 from perdure.protocol.base import format_time
 from perdure.protocol.codec import decode
 from perdure.protocol.errors import Conflict
-from perdure.protocol.runs import Run, RunOptions
+from perdure.protocol.runs import Run
 from perdure.protocol.states import (
     TERMINAL,
     CancelAction,
@@ -351,8 +352,10 @@ def retry_(
     json: Json = False,
 ) -> None:
     """Go on from a failed run in a new one; what was finished is not done again."""
-    options = RunOptions(agent_version=agent_version) if agent_version else None
-    wish = RetryRequest(checkpoint_id=checkpoint, redrive=redrive, reason=reason, options=options)
+    options = {"agent_version": agent_version} if agent_version else None
+    wish = request_of(
+        RetryRequest, checkpoint_id=checkpoint, redrive=redrive, reason=reason, options=options
+    )
 
     async def work(service: Service) -> Run:
         return (await service_branches.retry(service, LOCAL, run, wish)).run
@@ -425,9 +428,9 @@ def fork_(
         wish["state"] = json_of(state, "--state")
     if agent_version is not None:
         wish["options"] = {"agent_version": agent_version}
+    request = request_of(ForkRequest, **wish)
 
     async def work(service: Service) -> Run:
-        request = ForkRequest.model_validate(wish)
         return (await service_branches.fork(service, LOCAL, run, request)).run
 
     _print_new_run(on_service(db, work), json)
@@ -453,7 +456,7 @@ def update_state(
     json: Json = False,
 ) -> None:
     """Replace the agent's own state of a run that waits for a person."""
-    request = StateRequest(state=json_of(state, "STATE"), reason=reason)
+    request = request_of(StateRequest, state=json_of(state, "STATE"), reason=reason)
 
     async def work(service: Service) -> CheckpointView:
         return (await state_updates.update(service, LOCAL, run, request, key=key)).checkpoint

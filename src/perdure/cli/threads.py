@@ -5,7 +5,16 @@ from typing import Annotated
 import typer
 from pydantic import JsonValue
 
-from perdure.cli.options import LIMIT_DEFAULT, After, Db, Json, Limit, json_of, on_service
+from perdure.cli.options import (
+    LIMIT_DEFAULT,
+    After,
+    Db,
+    Json,
+    Limit,
+    json_of,
+    on_service,
+    request_of,
+)
 from perdure.ops.output import note, print_fields, print_json, print_line, print_table
 from perdure.protocol.base import format_time
 from perdure.service import thread_branches
@@ -97,7 +106,7 @@ def fork(
     json: Json = False,
 ) -> None:
     """Fork or copy a thread, by reference."""
-    request = ThreadForkRequest(position=position, title=title)
+    request = request_of(ThreadForkRequest, position=position, title=title)
 
     async def work(service: Service) -> ThreadView:
         return (await thread_branches.fork_thread(service, LOCAL, thread, request)).thread
@@ -147,11 +156,10 @@ def adopt(
     json: Json = False,
 ) -> None:
     """Let a thread say what a branch of it says."""
+    request = request_of(AdoptRequest, branch_id=branch)
 
     async def work(service: Service) -> ThreadView:
-        return await thread_branches.adopt_branch(
-            service, LOCAL, thread, AdoptRequest(branch_id=branch)
-        )
+        return await thread_branches.adopt_branch(service, LOCAL, thread, request)
 
     _print(on_service(db, work), json=json)
 

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from perdure.cli.options import Db, Json, on_service
+from perdure.cli.options import Db, Json, on_service, request_of
 from perdure.ops.output import note, print_json, print_table
 from perdure.protocol.topics import SubscriptionTerms
 from perdure.service import topics as service_topics
@@ -33,7 +33,7 @@ def subscribe(
     json: Json = False,
 ) -> None:
     """Give an agent a run for each publication to a topic of a thread."""
-    terms = SubscriptionTerms(agent_version=version)
+    terms = request_of(SubscriptionTerms, agent_version=version)
 
     async def work(service: Service) -> Subscribed:
         return await service_topics.subscribe(service, LOCAL, thread, topic, agent, terms)

@@ -14,6 +14,7 @@ from perdure.engine.schema import problem_with_value
 from perdure.engine.snapshot import OpenCall, OpenInterrupt
 from perdure.engine.steps import rejection
 from perdure.engine.unheld import intervene
+from perdure.protocol.base import format_time
 from perdure.protocol.codec import digest
 from perdure.protocol.errors import AlreadyAnswered, Forbidden, Gone, Invalid, NotFound
 from perdure.protocol.events import ResumeEvent
@@ -98,7 +99,7 @@ def _replay(row: InterruptRow, reply: Reply) -> Answered:
         raise Gone(f"the interrupt was {row.status}", details={"status": row.status})
     if row.answer_digest == reply.digest():
         return Answered(row=row, replayed=True)
-    answered_at = row.answered_at.isoformat() if row.answered_at is not None else None
+    answered_at = format_time(row.answered_at) if row.answered_at is not None else None
     raise AlreadyAnswered(
         "the interrupt has another answer",
         details={
