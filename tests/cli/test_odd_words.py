@@ -105,6 +105,7 @@ def _line(
 @pytest.mark.timeout(90)
 @settings(
     max_examples=30,
+    derandomize=True,
     deadline=None,
     suppress_health_check=[
         HealthCheck.too_slow,
