@@ -272,11 +272,14 @@ async def return_run(core: Core, row: RunRow, wish: RepairWish) -> RunRow:
     )
     branch = BranchWish(mode=RETURN, by=wish.by, reason=wish.reason, checkpoint=found.checkpoint)
     made = (await open_at_checkpoint(core, row, order, branch)).row
+    refused: Conflict | None = None
     try:
         await _end(core, row, _returned(wish, made), _told(row, made, found, wish))
-    except Conflict:
+    except Conflict as error:
+        refused = error
+    if refused is not None:
         await stop_continuing(core, row, made.facts.run_id)
-        raise
+        raise refused
     log.warning("run %s goes on from a checkpoint as %s", row.facts.run_id, made.facts.run_id)
     return await core.reader.find_run(row.facts.tenant_id, made.facts.run_id) or made
 
