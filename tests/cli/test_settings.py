@@ -70,6 +70,28 @@ def test_a_wrong_setting_is_named_with_its_source(perdure: Program, text: str, n
     assert named in done.err
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("PERDURE_DB_URL", "sqlite:///x", "PERDURE_DB__URL"),
+        ("PERDURE_WORKR__RUNS_MAX", "3", "PERDURE_WORKR__RUNS_MAX"),
+    ],
+)
+def test_a_misspelt_name_in_the_environment_is_refused(
+    perdure: Program, name: str, value: str, told: str
+) -> None:
+    perdure.patch.setenv(name, value)
+    done = perdure("config", "show")
+    assert (done.code, done.out) == (2, "")
+    assert told in done.err
+
+
+def test_what_a_container_platform_puts_into_the_environment_is_let_be(perdure: Program) -> None:
+    perdure.patch.setenv("PERDURE_SERVER_PORT", "tcp://10.0.0.1:80")
+    perdure.patch.setenv("PERDURE_SERVICE_HOST", "10.0.0.1")
+    assert perdure("config", "show").code == 0
+
+
 def test_passwords_are_not_shown(perdure: Program) -> None:
     url = "postgresql://me:secret@host/db?password=secret2&x=1"
     assert masked_url(url) == "postgresql://me:***@host/db?password=***&x=1"

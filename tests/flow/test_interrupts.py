@@ -183,6 +183,7 @@ async def test_the_same_answer_twice_is_accepted_and_another_is_refused(
         with pytest.raises(AlreadyAnswered) as refused:
             await engine.answer(question, Answer.REJECT)
         assert refused.value.details["answer"] == Answer.APPROVE
+        assert "with approve by " in refused.value.message
         await answer_of(engine, run_id)
         assert (await engine.answer(question, Answer.APPROVE)).replayed
         before = await engine.run(run_id)
@@ -190,6 +191,16 @@ async def test_the_same_answer_twice_is_accepted_and_another_is_refused(
             await engine.answer(question, Answer.EDIT, args={"amount": 7})
         assert await engine.run(run_id) == before
         assert len(await engine.core.reader.list_executions(run_id)) == len(zoo.payments()) == 1
+
+
+async def test_a_response_to_an_approval_says_something(url: str, zoo: ToolZoo) -> None:
+    """R-8.2: it is what the planner is told, and final; nothing is no response."""
+    async with flow(url, [payer()], zoo) as engine:
+        _, question = await asked(engine)
+        with pytest.raises(Invalid) as refused:
+            await engine.answer(question, Answer.RESPOND)
+        assert refused.value.field == "/value"
+        await engine.answer(question, Answer.RESPOND, value="not today")
 
 
 async def test_of_opposite_answers_at_once_one_counts(url: str, zoo: ToolZoo) -> None:

@@ -458,6 +458,12 @@ async def test_a_server_that_is_not_there_is_named_in_one_line_without_the_passw
     assert "secret" not in raised.value.message + line
 
 
+async def test_a_database_that_is_not_there_is_named(postgres: LocalPostgres) -> None:
+    with pytest.raises(Unavailable, match='database "nowhere" does not exist'):
+        async with PostgresDatabase(postgres.dsn_of("nowhere")):
+            pass
+
+
 @pytest.mark.parametrize(
     ("dsn", "place"),
     [

@@ -101,7 +101,7 @@ def _replay(row: InterruptRow, reply: Reply) -> Answered:
         return Answered(row=row, replayed=True)
     answered_at = format_time(row.answered_at) if row.answered_at is not None else None
     raise AlreadyAnswered(
-        "the interrupt has another answer",
+        f"the interrupt was answered before, with {row.answer} by {row.answered_by}",
         details={
             "answer": row.answer,
             "answered_by": row.answered_by,
@@ -121,6 +121,9 @@ def _check_kind(kind: InterruptKind, reply: Reply) -> None:
         raise Invalid("an edit needs the whole new arguments", field="/args")
     if reply.answer is not Answer.EDIT and reply.args is not None:
         raise Invalid("only an edit takes arguments", field="/args")
+    wordless = reply.answer is Answer.RESPOND and reply.value is None
+    if wordless and kind is InterruptKind.APPROVAL:
+        raise Invalid("a response to an approval needs what to tell the planner", field="/value")
 
 
 async def _specs(core: Core, reply: Reply) -> dict[tuple[str, str], ToolSpec]:

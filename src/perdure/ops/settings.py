@@ -8,7 +8,7 @@ and that before the default. Units stand in the names: `_s` is seconds.
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -375,10 +375,34 @@ def _merged(below: Mapping[str, object], above: Mapping[str, object]) -> dict[st
 
 
 def _environment() -> Mapping[str, object]:
+    """Return what the environment sets; raise Invalid for a name that was meant to set something.
+
+    Other names are nobody's mistake: container platforms make some from the names of services
+    (`PERDURE_SERVER_PORT=tcp://…`).
+    """
+    meant = {name.replace("__", "_"): name for name in _names()}
+    for name, value in os.environ.items():
+        head, nested, _ = name.partition("__")
+        if not name.startswith("PERDURE_") or name in meant.values():
+            continue
+        if nested and head.removeprefix("PERDURE_").lower() not in Settings.model_fields:
+            raise Invalid(f"environment: {name} is no setting; `perdure config` lists all")
+        if name in meant and not value.startswith("tcp://"):
+            raise Invalid(f"environment: {name} is no setting; its name is {meant[name]}")
     try:
         return EnvSettingsSource(Settings)()
     except SettingsError as error:
         raise Invalid(f"environment: {error}") from None
+
+
+def _names() -> Iterator[str]:
+    """Give the names that set something, as they stand in the environment."""
+    for name, field in Settings.model_fields.items():
+        section = field.annotation
+        if isinstance(section, type) and issubclass(section, _Section):
+            yield from (f"PERDURE_{name}__{inner}".upper() for inner in section.model_fields)
+        else:
+            yield f"PERDURE_{name}".upper()
 
 
 def _files() -> list[Source]:

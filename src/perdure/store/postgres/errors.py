@@ -97,6 +97,13 @@ def refuse(error: BaseException) -> DataRefused:
     return DataRefused(f"{message} ({where})" if where else message)
 
 
+_REFUSED_ENTRY = (
+    asyncpg.InvalidCatalogNameError,
+    asyncpg.InvalidAuthorizationSpecificationError,
+    asyncpg.InsufficientPrivilegeError,
+)
+
+
 def is_outage(error: BaseException) -> bool:
     """Tell whether an error of ours says that nothing can be written, whatever it may be."""
     return isinstance(error, StoreFull) or (
@@ -116,4 +123,6 @@ def translate(error: BaseException) -> PerdureError:
             "or name another database with --db or PERDURE_DB__URL"
         )
     name = type(error).__name__
+    if isinstance(error, _REFUSED_ENTRY):  # waiting would not help, and the text is the server's
+        return Unavailable(f"PostgreSQL refuses: {str(error).splitlines()[0][:300]} ({name})")
     return Unavailable(f"the database cannot answer at the moment ({name})")
