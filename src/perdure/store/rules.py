@@ -98,6 +98,8 @@ def judge(commit: Commit, hot: RunHot) -> CommitResult | None:
         return CancelRequested(epoch=hot.cancel_epoch)
     if guard.from_state is not hot.state or guard.expected_seq != hot.last_seq:
         return Behind(seq=hot.last_seq)
+    if guard.any_holder and hot.lease_owner is None:
+        return Behind(seq=hot.last_seq)  # handed back meanwhile, which writes no event
     try:
         check_path(commit)
         check_end(commit, hot)

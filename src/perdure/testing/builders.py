@@ -394,7 +394,7 @@ def answering(row: RunRow, interrupt_id: str) -> Commit:
     """Return a commit that answers the last open interrupt of a run that nobody holds."""
     data = ResumeEvent(interrupt_id=interrupt_id, outcome="answered", answer="respond", value=1)
     leaves = (EXECUTING,) if row.hot.state is WAITING else ()
-    commit = commit_of(row, event(data), path=leaves, any_holder=True)
+    commit = commit_of(row, event(data), path=leaves, any_holder=row.hot.lease_owner is not None)
     close = InterruptClose(
         interrupt_id=interrupt_id,
         status=InterruptStatus.ANSWERED,

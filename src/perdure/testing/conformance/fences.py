@@ -19,6 +19,7 @@ from perdure.store.commits import (
 )
 from perdure.store.ports import Store
 from perdure.store.reader import Reader
+from perdure.store.requests import LeaseKey
 from perdure.testing.builders import (
     BACKOFF_S,
     EXECUTING,
@@ -195,6 +196,22 @@ class FenceContract(Contract):
         [result] = await store.commit([commit_of(row, note())])
         assert isinstance(result, Refused)
         assert await look(reader, run_id) == row
+
+    async def test_what_was_written_beside_a_holder_does_not_stand_once_it_is_handed_back(
+        self, store: Store, reader: Reader
+    ) -> None:
+        """It says nothing of whether the run may be claimed, which nobody would then do."""
+        held = await claimed(store)
+        run_id = held.row.facts.run_id
+        beside = commit_of(held.row, note(), any_holder=True)
+        lease = LeaseKey(run_id=run_id, token=held.token)
+        assert await store.release_runs(held.row.hot.lease_owner or "", [lease]) == 1
+        assert await store.commit([beside]) == [Behind(seq=held.row.hot.last_seq)]
+        assert await reader.is_ready(run_id)
+        row = await look(reader, run_id)
+        moved = await advanced(store, reader, replace(commit_of(row, note()), ready_in_s=0.0))
+        assert moved.hot.last_seq == row.hot.last_seq + 1
+        assert await reader.is_ready(run_id)
 
     async def test_a_run_that_does_not_exist_is_held_by_nobody(self, store: Store) -> None:
         held = await claimed(store)

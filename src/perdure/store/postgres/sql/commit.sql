@@ -73,7 +73,7 @@ WITH c AS MATERIALIZED (
       FROM c CROSS JOIN l /*[thread]*/LEFT JOIN q ON q.i = l.i/*[]*/
      WHERE r.run_id = l.run_id
        AND r.last_commit_id IS DISTINCT FROM l.commit_id
-       AND CASE WHEN l.token IS NULL THEN l.any_holder OR r.lease_owner IS NULL
+       AND CASE WHEN l.token IS NULL THEN l.any_holder = (r.lease_owner IS NOT NULL)
                 ELSE r.lease_owner IS NOT NULL AND r.lease_token = l.token END
        AND r.cancel_epoch = l.epoch AND r.state = l.from_state AND r.last_seq = l.expected_seq
        AND r.state NOT IN ('succeeded', 'failed')
