@@ -174,7 +174,7 @@ class Committer:
         self._count(Committed.__name__, committed)
 
     def _count(self, answer: str, commits: int) -> None:
-        self._core.metrics.engine.commits.labels(result=answer).inc(commits)
+        self._core.metrics.engine.commits.labels(answer).inc(commits)
 
 
 def announce(core: Core, commit: Commit) -> None:

@@ -13,6 +13,7 @@ from pydantic import JsonValue
 from perdure.protocol.events import PlanItem
 from perdure.protocol.failures import Failure
 from perdure.protocol.messages import Message
+from perdure.protocol.plain import no_entries, no_items
 from perdure.protocol.runs import Counters, RunFacts
 from perdure.protocol.states import RunState, ToolCallStatus
 from perdure.protocol.tools import ToolSpec
@@ -80,10 +81,10 @@ class Turn:
 
     step_index: int
     text: str = ""
-    calls: list[CallRecord] = field(default_factory=list[CallRecord])
-    asks: list[AskRecord] = field(default_factory=list[AskRecord])
-    children: list[ChildRecord] = field(default_factory=list[ChildRecord])
-    notes: list[Failure] = field(default_factory=list[Failure])
+    calls: list[CallRecord] = field(default_factory=no_items)
+    asks: list[AskRecord] = field(default_factory=no_items)
+    children: list[ChildRecord] = field(default_factory=no_items)
+    notes: list[Failure] = field(default_factory=no_items)
 
 
 class OpenMessage(Protocol):
@@ -145,8 +146,8 @@ class PlannerContext:
     usage: Counters
     model_failures: int
     tools: Sequence[ToolSpec]
-    journal: Mapping[str, Entry] = field(default_factory=dict[str, Entry])
+    journal: Mapping[str, Entry] = field(default_factory=no_entries)
     agent_id: str = ""
     handoff: HandoffRecord | None = None
-    participants: Mapping[str, str] = field(default_factory=dict[str, str])
+    participants: Mapping[str, str] = field(default_factory=no_entries)
     open_message: Callable[[], OpenMessage] | None = field(default=None, compare=False, repr=False)

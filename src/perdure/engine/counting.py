@@ -9,7 +9,7 @@ def count_draft(core: Core, draft: Draft) -> None:
     """Count the calls, retries and ends of a draft that was committed."""
     metrics = core.metrics
     for tool, status in draft.ended_calls:
-        metrics.engine.tool_calls.labels(tool=tool, status=status).inc()
+        metrics.engine.tool_calls.labels(tool, status).inc()
     for event in draft.events:
         if isinstance(event.data, RetryEvent):
             metrics.engine.retries.labels(subject=event.data.subject).inc()

@@ -19,6 +19,7 @@ from perdure.protocol.events import StateEvent, StepEvent
 from perdure.protocol.failures import Failure
 from perdure.protocol.ids import COMMIT
 from perdure.protocol.log import EventData, NewEvent
+from perdure.protocol.plain import no_items
 from perdure.protocol.records import ToolCallRow
 from perdure.protocol.states import (
     TERMINAL,
@@ -59,26 +60,24 @@ class Draft:
     ids: Ids
     token: int | None
     any_holder: bool = False
-    events: list[NewEvent] = field(default_factory=list[NewEvent])
-    steps: list[StepChange] = field(default_factory=list[StepChange])
-    new_calls: list[ToolCallRow] = field(default_factory=list[ToolCallRow])
-    call_updates: list[CallUpdate] = field(default_factory=list[CallUpdate])
-    new_executions: list[NewExecution] = field(default_factory=list[NewExecution])
-    execution_ends: list[ExecutionEnd] = field(default_factory=list[ExecutionEnd])
-    new_interrupts: list[NewInterrupt] = field(default_factory=list[NewInterrupt])
-    interrupt_closes: list[InterruptClose] = field(default_factory=list[InterruptClose])
-    messages: list[NewMessage] = field(default_factory=list[NewMessage])
-    artifacts: list[NewArtifact] = field(default_factory=list[NewArtifact])
-    blobs: list[NewBlob] = field(default_factory=list[NewBlob])
-    new_children: list[NewRun] = field(default_factory=list[NewRun])
-    reported: list[str] = field(default_factory=list[str])
+    events: list[NewEvent] = field(default_factory=no_items)
+    steps: list[StepChange] = field(default_factory=no_items)
+    new_calls: list[ToolCallRow] = field(default_factory=no_items)
+    call_updates: list[CallUpdate] = field(default_factory=no_items)
+    new_executions: list[NewExecution] = field(default_factory=no_items)
+    execution_ends: list[ExecutionEnd] = field(default_factory=no_items)
+    new_interrupts: list[NewInterrupt] = field(default_factory=no_items)
+    interrupt_closes: list[InterruptClose] = field(default_factory=no_items)
+    messages: list[NewMessage] = field(default_factory=no_items)
+    artifacts: list[NewArtifact] = field(default_factory=no_items)
+    blobs: list[NewBlob] = field(default_factory=no_items)
+    new_children: list[NewRun] = field(default_factory=no_items)
+    reported: list[str] = field(default_factory=no_items)
     handed_to: tuple[str, str] | None = None
-    new_callbacks: list[NewCallback] = field(default_factory=list[NewCallback])
-    callbacks_over: list[str] = field(default_factory=list[str])
-    notices: list[NoticeDue] = field(default_factory=list[NoticeDue])
-    ended_calls: list[tuple[str, ToolCallStatus]] = field(
-        default_factory=list[tuple[str, ToolCallStatus]]
-    )
+    new_callbacks: list[NewCallback] = field(default_factory=no_items)
+    callbacks_over: list[str] = field(default_factory=no_items)
+    notices: list[NoticeDue] = field(default_factory=no_items)
+    ended_calls: list[tuple[str, ToolCallStatus]] = field(default_factory=no_items)
     attempt_end: AttemptEnd | None = None
     parked_on: ParkedOn | None = None
     ready_in_s: float | None = None

@@ -35,6 +35,7 @@ from perdure.protocol.codec import decode
 from perdure.protocol.errors import Unavailable
 from perdure.protocol.events import TimeoutEvent
 from perdure.protocol.failures import Failure, FailureCode
+from perdure.protocol.plain import no_entries, no_items
 from perdure.protocol.states import ToolCallStatus
 from perdure.protocol.tools import ToolSpec
 from perdure.store.commits import CallUpdate, NewExecution
@@ -51,11 +52,11 @@ class Effects:
     """The calls of an attempt that run or have run."""
 
     attempt: HeldRun
-    unrecorded: list[Finished] = field(default_factory=list[Finished])
-    in_flight: dict[str, ToolSpec] = field(default_factory=dict[str, ToolSpec])
+    unrecorded: list[Finished] = field(default_factory=no_items)
+    in_flight: dict[str, ToolSpec] = field(default_factory=no_entries)
     starved: ToolSpec | None = None
     """The tool of a call that could run at once but for a place."""
-    _places: dict[str, Place] = field(default_factory=dict[str, Place])
+    _places: dict[str, Place] = field(default_factory=no_entries)
     _bell: anyio.Event = field(default_factory=anyio.Event)
 
     @property
@@ -132,8 +133,9 @@ class Effects:
 
     def give_back(self) -> None:
         """Give the places back that are kept for calls which do not run."""
-        for call_id in [one for one in self._places if one not in self.in_flight]:
-            self._places.pop(call_id).give_back()
+        if self._places:
+            for call_id in [one for one in self._places if one not in self.in_flight]:
+                self._places.pop(call_id).give_back()
 
     def dispatch(self, draft: Draft) -> list[OpenCall]:
         """Draft the execution rows of the calls that can run at once; return these calls.
@@ -266,8 +268,10 @@ class Effects:
 
     def _next_due_s(self) -> float | None:
         """Return how long until a back-off is over; those that are over wait for a slot only."""
-        now = self.attempt.around.core.clock.monotonic()
         view = self._view
+        if not view.retry_at:
+            return None
+        now = self.attempt.around.core.clock.monotonic()
         calls = [call for call in view.runnable_calls() if not is_held(view, call)]
         due = [view.retry_at.get(call.tool_call_id, 0) - now for call in calls]
         return min((left for left in due if left > 0), default=None)
@@ -338,9 +342,11 @@ class Effects:
 
     def _timeout_s(self, spec: ToolSpec) -> float:
         """Return the shorter of what the tool and the run allow, else the default."""
-        limits = (spec.timeout_s, self._view.facts.options.timeouts.tool_s)
-        given = [limit for limit in limits if limit is not None]
-        return min(given, default=self.attempt.around.core.settings.tool_timeout_s)
+        of_tool, of_run = spec.timeout_s, self._view.facts.options.timeouts.tool_s
+        if of_tool is not None and of_run is not None:
+            return min(of_tool, of_run)
+        given = of_run if of_tool is None else of_tool
+        return self.attempt.around.core.settings.tool_timeout_s if given is None else given
 
     def _came_late(self, call: OpenCall, execution: int, outcome: ToolOutcome) -> None:
         """Take the result of an execution that was given up: evidence, or a closing's result."""
@@ -484,7 +490,7 @@ class Effects:
 
     def retry_in_s(self, draft: Draft) -> float | None:
         """Return when the first of the calls that may run is to be tried; None: there is none."""
-        now = self.attempt.around.core.clock.monotonic()
         calls = [call for call in draft.view.runnable_calls() if not is_held(draft.view, call)]
+        now = self.attempt.around.core.clock.monotonic()
         due = [draft.view.retry_at.get(call.tool_call_id, now) - now for call in calls]
         return max(0.0, min(due)) if due else None

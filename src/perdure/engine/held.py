@@ -12,9 +12,10 @@ from perdure.engine.lease import Lease
 from perdure.engine.ports import PlannerSession, ToolOutcome, ToolRunner
 from perdure.engine.snapshot import OpenCall
 from perdure.engine.view import RunView
+from perdure.protocol.plain import value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class Finished:
     """An execution that came to an end and is not recorded yet. `lost`: with its worker."""
 

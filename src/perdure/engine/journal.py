@@ -26,6 +26,7 @@ from perdure.protocol.events import (
     ResumeEvent,
 )
 from perdure.protocol.fields import FIELD_EVENT_NAME
+from perdure.protocol.plain import no_entries
 from perdure.protocol.values import RESERVED, Value
 
 STEP_TOOLS = frozenset({"perdure.step", "perdure.step_once"})
@@ -55,9 +56,9 @@ def reserved_name(decision: DecisionBase, *, is_code: bool) -> str | None:
 class Journal:
     """The operations of one run by position, growing with its log."""
 
-    entries: dict[str, Entry] = field(default_factory=dict[str, Entry])
-    _open: dict[str, Entry] = field(default_factory=dict[str, Entry])
-    _asked: dict[str, str] = field(default_factory=dict[str, str])
+    entries: dict[str, Entry] = field(default_factory=no_entries)
+    _open: dict[str, Entry] = field(default_factory=no_entries)
+    _asked: dict[str, str] = field(default_factory=no_entries)
 
     def note(self, data: Opening) -> None:
         """Take an event that records an operation."""

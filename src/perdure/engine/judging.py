@@ -21,6 +21,7 @@ from perdure.protocol.decisions import (
     Spawn,
     ToolRequest,
 )
+from perdure.protocol.plain import no_entries, no_items
 from perdure.protocol.tools import ToolSpec
 
 
@@ -34,11 +35,9 @@ class Judge:
     settings: EngineSettings = EngineSettings()
     notifies: bool = False
     """Approvers can be told: this process has a way to do so."""
-    cards: dict[tuple[str, str | None], AgentCard | None] = field(
-        default_factory=dict[tuple[str, str | None], AgentCard | None]
-    )
+    cards: dict[tuple[str, str | None], AgentCard | None] = field(default_factory=no_entries)
     """Agents that a decision names, as `learn` found them registered."""
-    subscribers: list[Subscriber] = field(default_factory=list[Subscriber])
+    subscribers: list[Subscriber] = field(default_factory=no_items)
     """Who subscribes to what a decision publishes, as `learn_subscribers` found them."""
 
     async def learn(self, directory: AgentDirectory, decision: Decision) -> None:

@@ -6,6 +6,9 @@ from perdure.protocol.events import ChildUse
 from perdure.protocol.failures import Failure, FailureCode, Stage
 from perdure.protocol.policies import Budget
 
+_NAMES = ("model_calls", "tokens", "output_tokens", "cost", "wall_time_s", "context_tokens")
+_NO_LIMITS = (None,) * len(_NAMES)
+
 
 def before_planning(view: RunView, *, worked_s: float) -> Failure | None:
     """Return why the run may not take another step; None when it may.
@@ -19,16 +22,27 @@ def before_planning(view: RunView, *, worked_s: float) -> Failure | None:
             reason=f"the run has taken its {options.max_steps} steps",
             stage=Stage.PLANNING,
         )
-    budget, used = options.budget, used_in_tree(view)
-    spent = (
-        ("model_calls", used.model_calls or 0, budget.model_calls),
-        ("tokens", used.tokens or 0, budget.tokens),
-        ("output_tokens", used.output_tokens or 0, budget.output_tokens),
-        ("cost", used.cost or 0.0, budget.cost),
-        ("wall_time_s", worked_s, budget.wall_time_s),
-        ("context_tokens", snapshot.context_tokens, budget.context_tokens),
+    budget = options.budget
+    limits = (
+        budget.model_calls,
+        budget.tokens,
+        budget.output_tokens,
+        budget.cost,
+        budget.wall_time_s,
+        budget.context_tokens,
     )
-    for name, so_far, limit in spent:
+    if limits == _NO_LIMITS:
+        return None
+    used = used_in_tree(view)
+    spent = (
+        used.model_calls or 0,
+        used.tokens or 0,
+        used.output_tokens or 0,
+        used.cost or 0.0,
+        worked_s,
+        snapshot.context_tokens,
+    )
+    for name, so_far, limit in zip(_NAMES, spent, limits, strict=True):
         if limit is not None and so_far >= limit:
             return _over_budget(name, so_far, limit)
     return None

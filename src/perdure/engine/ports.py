@@ -16,6 +16,7 @@ from perdure.engine.context import PlannerContext
 from perdure.protocol.agents import AgentCard
 from perdure.protocol.decisions import Decision, ModelUse
 from perdure.protocol.failures import Failure
+from perdure.protocol.plain import value
 from perdure.protocol.policies import RetryPolicy
 from perdure.protocol.runs import Caller, RunContext, RunFacts
 from perdure.protocol.states import ArtifactStatus, OnExpiry
@@ -151,7 +152,7 @@ class ProducedArtifact:
     status: ArtifactStatus = ArtifactStatus.FINAL
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class ToolOutcome:
     """What an execution came to, with the artifacts it made.
 
@@ -165,7 +166,7 @@ class ToolOutcome:
     begun: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class ToolInvocation:
     """One execution of a call, as a tool runner gets it.
 
@@ -245,7 +246,7 @@ class ToolRunner(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class PolicyDecision:
     """Whether a call may run, by which rule of which policy version (R-14.1)."""
 

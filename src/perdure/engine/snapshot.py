@@ -11,6 +11,7 @@ from perdure.protocol.events import (
     PlanItem,
 )
 from perdure.protocol.failures import Failure, FailureCode
+from perdure.protocol.plain import no_entries
 from perdure.protocol.states import (
     CancelAction,
     CancelOption,
@@ -140,18 +141,18 @@ class RunSnapshot:
     cancel_reason: str | None = None
     cancel_action: CancelAction | None = None
     cancel_options: CancelOption = CancelOption.NONE
-    open_calls: dict[str, OpenCall] = field(default_factory=dict[str, OpenCall])
-    open_interrupts: dict[str, OpenInterrupt] = field(default_factory=dict[str, OpenInterrupt])
-    step_calls: dict[str, OpenCall] = field(default_factory=dict[str, OpenCall])
+    open_calls: dict[str, OpenCall] = field(default_factory=no_entries)
+    open_interrupts: dict[str, OpenInterrupt] = field(default_factory=no_entries)
+    step_calls: dict[str, OpenCall] = field(default_factory=no_entries)
     answered_in_step: bool = False
-    inherited: dict[str, OpenCall] = field(default_factory=dict[str, OpenCall])
-    open_children: dict[str, OpenChild] = field(default_factory=dict[str, OpenChild])
+    inherited: dict[str, OpenCall] = field(default_factory=no_entries)
+    open_children: dict[str, OpenChild] = field(default_factory=no_entries)
     children_use: ChildUse | None = None
     detached_children: int = 0
     """How many detached children the run has started; those of an origin do not count."""
-    writes: dict[str, JsonValue] = field(default_factory=dict[str, JsonValue])
+    writes: dict[str, JsonValue] = field(default_factory=no_entries)
     """Writes of declared state fields, by position; `fields.held` says what they come to."""
-    participants: dict[str, str] = field(default_factory=dict[str, str])
+    participants: dict[str, str] = field(default_factory=no_entries)
     """The thread of each participant, by name."""
     agent: tuple[str, str] | None = None
     ending: Failure | None = None
@@ -170,14 +171,14 @@ class RunSnapshot:
     corrections: int = 0
     invalid_in_step: bool = False
     valid_in_step: bool = False
-    repeats: dict[str, int] = field(default_factory=dict[str, int])
+    repeats: dict[str, int] = field(default_factory=no_entries)
     rejected: str | None = None
     rejected_by: str | None = None
     rejected_reason: str | None = None
-    artifacts: dict[str, int] = field(default_factory=dict[str, int])
+    artifacts: dict[str, int] = field(default_factory=no_entries)
     agent_state: JsonValue = None
     agent_state_digest: str = ""
-    state_updates: dict[str, StateUpdate] = field(default_factory=dict[str, StateUpdate])
+    state_updates: dict[str, StateUpdate] = field(default_factory=no_entries)
     """Updates of the agent's own state by hand that had an idempotency key, by key."""
     history_position: int | None = None
     breakpoints: tuple[Breakpoint, ...] | None = None

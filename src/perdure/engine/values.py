@@ -1,12 +1,11 @@
 """Keeping a value inline while it is small, and once by digest when it is not (R-5.9)."""
 
-from dataclasses import dataclass
-
 from pydantic import JsonValue
 
 from perdure.engine.blame import place_in_code
 from perdure.protocol.codec import clean, digest, digest_bytes, encode
 from perdure.protocol.errors import TooLarge
+from perdure.protocol.plain import value
 from perdure.protocol.values import (
     BLOB_BYTES_MAX,
     INLINE_BYTES_MAX,
@@ -16,7 +15,7 @@ from perdure.protocol.values import (
 from perdure.store.requests import NewBlob
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class Kept:
     """A value as an event carries it: inline, or by reference with its content beside it."""
 

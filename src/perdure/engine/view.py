@@ -4,8 +4,10 @@ Live and recovered views are built by the same `apply`, event by event; nothing 
 nothing is rebuilt at a step (R-7.3, R-7.5).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any, ClassVar
 
 from pydantic import JsonValue
 
@@ -23,7 +25,6 @@ from perdure.engine.snapshot import CORRECTABLE, OpenCall, RunSnapshot
 from perdure.engine.values import shown
 from perdure.protocol.events import (
     ActionEvent,
-    ApprovalRequestEvent,
     ArtifactEvent,
     ChildEvent,
     CustomEvent,
@@ -39,6 +40,7 @@ from perdure.protocol.events import (
 from perdure.protocol.failures import Failure
 from perdure.protocol.log import EventData, Unknown
 from perdure.protocol.messages import Message
+from perdure.protocol.plain import no_entries, no_items
 from perdure.protocol.runs import Counters, RunFacts, RunRow
 from perdure.protocol.states import Answer, InterruptKind, ToolCallStatus
 from perdure.protocol.tools import ToolSpec
@@ -63,58 +65,29 @@ class RunView:
     waiting_ms: int
     checkpoint_seq: int | None
     messages: Sequence[Message] = ()
-    turns: list[Turn] = field(default_factory=list[Turn])
-    executions: dict[str, Executions] = field(default_factory=dict[str, Executions])
-    retry_at: dict[str, float] = field(default_factory=dict[str, float])
+    turns: list[Turn] = field(default_factory=no_items)
+    executions: dict[str, Executions] = field(default_factory=no_entries)
+    retry_at: dict[str, float] = field(default_factory=no_entries)
     """When calls in back-off are due, by the engine's monotonic clock; from their retry events."""
-    _records: dict[str, CallRecord] = field(default_factory=dict[str, CallRecord])
+    _records: dict[str, CallRecord] = field(default_factory=no_entries)
     handoff: HandoffRecord | None = None
-    _asks: dict[str, AskRecord] = field(default_factory=dict[str, AskRecord])
+    _asks: dict[str, AskRecord] = field(default_factory=no_entries)
     _journal: Journal = field(default_factory=Journal)
-    _children: dict[str, ChildRecord] = field(default_factory=dict[str, ChildRecord])
+    _children: dict[str, ChildRecord] = field(default_factory=no_entries)
     _counted: tuple[tuple[int, ...], Counters] | None = None
 
     def apply(self, seq: int, data: EventData | Unknown) -> None:
         """Fold the event at `seq` into the snapshot and into what the planner sees."""
         step = self.snapshot.step_index
-        cut_off = isinstance(data, StateEvent) and data.origin is not None
-        open_step = step if cut_off and self.snapshot.step_open else None
-        fold(self.snapshot, seq, data)
-        if cut_off:
+        if isinstance(data, StateEvent) and data.origin is not None:
+            open_step = step if self.snapshot.step_open else None
+            fold(self.snapshot, seq, data)
             self._adopt(open_step)
             return
-        match data:
-            case ModelEvent():
-                turn = self._turn(step)
-                turn.text = data.text if data.text_ref is None else data.text_ref.preview
-                self._journal.note(data)
-            case ActionEvent():
-                self._apply_action(step, data)
-                self._journal.note(data)
-            case ResultEvent():
-                self._apply_result(data)
-                self._journal.close(data)
-            case InterruptEvent(kind=InterruptKind.BREAKPOINT):
-                pass
-            case InterruptEvent() if data.tool_call_id is None:
-                self._apply_ask(step, data)
-                self._journal.note(data)
-            case ResumeEvent():
-                self._apply_answer(data)
-                self._journal.close(data)
-            case CustomEvent() | ArtifactEvent() | PlanEvent():
-                self._journal.note(data)
-            case ErrorEvent() if not data.final:
-                self._turn(step).notes.append(data.failure)
-            case ApprovalRequestEvent() | _:
-                self._apply_agents(step, data)
-
-    def _apply_agents(self, step: int, data: EventData | Unknown) -> None:
-        """Apply what tells of other agents. A call's child is seen as that call."""
-        if isinstance(data, ChildEvent) and data.tool_call_id is None and data.topic is None:
-            self._apply_child(step, data)
-        elif isinstance(data, HandoffEvent):
-            self._apply_handoff(data)
+        fold(self.snapshot, seq, data)
+        show = self._SHOWS.get(type(data))
+        if show is not None:
+            show(self, step, data)
 
     def _adopt(self, open_step: int | None) -> None:
         """Leave out of the step that was cut off what is made anew or was never answered."""
@@ -139,6 +112,17 @@ class RunView:
             self.turns.append(Turn(step_index=step))
         return self.turns[-1]
 
+    def _apply_model(self, step: int, data: ModelEvent) -> None:
+        self._turn(step).text = data.text if data.text_ref is None else data.text_ref.preview
+        self._journal.note(data)
+
+    def _apply_note(self, _step: int, data: CustomEvent | ArtifactEvent | PlanEvent) -> None:
+        self._journal.note(data)
+
+    def _apply_error(self, step: int, data: ErrorEvent) -> None:
+        if not data.final:
+            self._turn(step).notes.append(data.failure)
+
     def _apply_action(self, step: int, data: ActionEvent) -> None:
         record = CallRecord(
             tool_call_id=data.tool_call_id,
@@ -149,8 +133,10 @@ class RunView:
         )
         self._turn(step).calls.append(record)
         self._records[data.tool_call_id] = record
+        self._journal.note(data)
 
-    def _apply_result(self, data: ResultEvent) -> None:
+    def _apply_result(self, _step: int, data: ResultEvent) -> None:
+        self._journal.close(data)
         self.executions.pop(data.tool_call_id, None)
         self.retry_at.pop(data.tool_call_id, None)
         record = self._records.pop(data.tool_call_id, None)
@@ -164,11 +150,17 @@ class RunView:
         record.not_done = data.not_done
 
     def _apply_ask(self, step: int, data: InterruptEvent) -> None:
+        if data.kind is InterruptKind.BREAKPOINT or data.tool_call_id is not None:
+            return
         ask = AskRecord(interrupt_id=data.interrupt_id, key=data.key, title=data.title)
         self._turn(step).asks.append(ask)
         self._asks[data.interrupt_id] = ask
+        self._journal.note(data)
 
     def _apply_child(self, step: int, data: ChildEvent) -> None:
+        """Apply what tells of another run. A call's child is seen as that call."""
+        if data.tool_call_id is not None or data.topic is not None:
+            return
         self._journal.note_child(data)
         if data.phase in {"spawned", "refused"}:
             child = ChildRecord(
@@ -188,7 +180,7 @@ class RunView:
                 record.answer = shown(data.result, data.result_ref)
                 record.error = data.failure
 
-    def _apply_handoff(self, data: HandoffEvent) -> None:
+    def _apply_handoff(self, _step: int, data: HandoffEvent) -> None:
         self.handoff = HandoffRecord(source=data.source, reason=data.reason)
         if data.view == "none":
             self.turns = []
@@ -198,7 +190,8 @@ class RunView:
         """The agent that carries the run out at present."""
         return self.snapshot.agent[0] if self.snapshot.agent else self.facts.agent_id
 
-    def _apply_answer(self, data: ResumeEvent) -> None:
+    def _apply_answer(self, _step: int, data: ResumeEvent) -> None:
+        self._journal.close(data)
         ask = self._asks.pop(data.interrupt_id, None)
         if ask is not None:
             ask.outcome = data.outcome
@@ -248,7 +241,10 @@ class RunView:
 
     def executions_of(self, tool_call_id: str) -> Executions:
         """Return the executions of an open call."""
-        return self.executions.setdefault(tool_call_id, Executions())
+        found = self.executions.get(tool_call_id)
+        if found is None:
+            found = self.executions[tool_call_id] = Executions()
+        return found
 
     def last_correctable(self) -> Failure | None:
         """Return the latest failure that the planner was told of and could have mended."""
@@ -261,15 +257,15 @@ class RunView:
 
     def runnable_calls(self) -> list[OpenCall]:
         """Return open calls that may be handed to their tool, in order of the planner's wish."""
-        return sorted(
-            (
-                call
-                for call in self.snapshot.open_calls.values()
-                if call.status is ToolCallStatus.PROPOSED
-                and not self.executions_of(call.tool_call_id).running
-            ),
-            key=lambda call: call.ordinal,
-        )
+        found = [
+            call
+            for call in self.snapshot.open_calls.values()
+            if call.status is ToolCallStatus.PROPOSED
+            and not self.executions_of(call.tool_call_id).running
+        ]
+        if len(found) > 1:
+            found.sort(key=attrgetter("ordinal"))
+        return found
 
     def running_calls(self) -> list[OpenCall]:
         """Return open calls whose last execution has not ended."""
@@ -278,6 +274,21 @@ class RunView:
             for call in self.snapshot.open_calls.values()
             if self.executions_of(call.tool_call_id).running
         ]
+
+    _SHOWS: ClassVar[dict[type, Callable[["RunView", int, Any], None]]] = {
+        ModelEvent: _apply_model,
+        ActionEvent: _apply_action,
+        ResultEvent: _apply_result,
+        InterruptEvent: _apply_ask,
+        ResumeEvent: _apply_answer,
+        CustomEvent: _apply_note,
+        ArtifactEvent: _apply_note,
+        PlanEvent: _apply_note,
+        ErrorEvent: _apply_error,
+        ChildEvent: _apply_child,
+        HandoffEvent: _apply_handoff,
+    }
+    """How the event types are applied of which a planner sees something."""
 
 
 def view_of(row: RunRow, run_input: JsonValue) -> RunView:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import ItemsView, Mapping, Sequence
 from typing import cast
 
 from pydantic import JsonValue
@@ -116,6 +116,8 @@ def clean(value: object, *, depth_max: int = DEPTH_MAX) -> JsonValue:
         return cast("str", value)
     if kind is dict:
         return _clean_items(cast("dict[object, object]", value).items(), depth_max)
+    if value is None:
+        return None
     return _clean_other(value, depth_max)
 
 
@@ -140,8 +142,15 @@ def _clean_other(value: object, depth_max: int) -> JsonValue:
             return _clean_object(value, depth_max)
 
 
-def _clean_items(items: Iterable[tuple[object, object]], depth_max: int) -> JsonValue:
-    return {_clean_key(key): clean(item, depth_max=depth_max - 1) for key, item in items}
+def _clean_items(items: ItemsView[object, object], depth_max: int) -> JsonValue:
+    if depth_max <= 0 and items:
+        raise Invalid("the value is nested too deeply")
+    return {
+        key if type(key) is str and key.isascii() else _clean_key(key): item
+        if type(item) is str and item.isascii()
+        else clean(item, depth_max=depth_max - 1)
+        for key, item in items
+    }
 
 
 def _clean_object(value: object, depth_max: int) -> JsonValue:

@@ -6,7 +6,6 @@ they return (R-2.3). Each protocol binding has another such table of its own bes
 
 import math
 import re
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -16,6 +15,7 @@ from perdure.protocol.base import Model, Stored, Time
 from perdure.protocol.breakpoints import BREAKPOINTS_MAX, Breakpoint
 from perdure.protocol.codec import encode
 from perdure.protocol.failures import Failure, FailureCode
+from perdure.protocol.plain import value
 from perdure.protocol.policies import (
     MAX_ATTEMPTS_DEFAULT,
     MAX_STEPS_DEFAULT,
@@ -204,7 +204,7 @@ class Counters(Stored):
     retries: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class RunFacts:
     """The cold half of a run's row: written once, at creation.
 
@@ -241,7 +241,7 @@ class RunFacts:
         return self.active_agent or (self.agent_id, self.agent_version)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class RunHot:
     """The hot half of a run's row: what moves. `lease_owner` is None when nobody holds it."""
 
@@ -275,7 +275,7 @@ class RunHot:
     last_commit_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class RunRow:
     """A run as it is stored."""
 

@@ -21,6 +21,7 @@ from pydantic import JsonValue
 from perdure.protocol.failures import FailureCode
 from perdure.protocol.log import NewEvent
 from perdure.protocol.messages import Role
+from perdure.protocol.plain import value
 from perdure.protocol.records import ToolCallRow
 from perdure.protocol.runs import Counters
 from perdure.protocol.states import (
@@ -244,7 +245,7 @@ class Commit:
     uses this content (digests). Adopted ones stay."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class Committed:
     """The commit is durable. `seq` is the run's last seq, `at` the time its events carry."""
 

@@ -8,6 +8,7 @@ from pydantic import JsonValue
 
 from perdure.protocol.base import from_micros
 from perdure.protocol.log import NewEvent
+from perdure.protocol.plain import value
 from perdure.protocol.runs import Caller, RunContext, RunOptions, RunRow
 from perdure.protocol.states import (
     CancelAction,
@@ -40,7 +41,7 @@ class TimerKind(StrEnum):
     NOTICE = "notice"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class NewRun:
     """A run to be created, with its first event, its thread and its input message."""
 
@@ -80,7 +81,7 @@ class NewRun:
     detached: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class Inserted:
     """The run that stands under the request: created by it, or found under its key.
 
@@ -128,7 +129,7 @@ class ClaimWant:
     suspects_max: int = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class Claimed:
     """A run that a worker holds from now on. Its `attempt` event is already in the log.
 

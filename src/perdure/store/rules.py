@@ -9,7 +9,7 @@ events show.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Literal
 
@@ -21,6 +21,7 @@ from perdure.protocol.events import (
     StateEvent,
 )
 from perdure.protocol.ids import THREAD
+from perdure.protocol.plain import value
 from perdure.protocol.policies import RetryPolicy
 from perdure.protocol.runs import RunHot
 from perdure.protocol.states import (
@@ -51,7 +52,7 @@ from perdure.store.requests import (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class Kept:
     """A run's hot row with what only stores see: the total time left while a person is waited for.
 

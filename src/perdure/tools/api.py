@@ -17,6 +17,7 @@ from pydantic import JsonValue
 from perdure.engine.ports import ProducedArtifact, ToolInvocation
 from perdure.protocol.errors import Invalid
 from perdure.protocol.failures import FailureCode
+from perdure.protocol.plain import no_entries, value
 from perdure.protocol.runs import Caller, RunContext
 from perdure.protocol.states import ArtifactStatus, ToolCallStatus
 from perdure.protocol.tools import CALLBACK_S_MAX, ToolSpec
@@ -49,7 +50,7 @@ class ToolUnavailable(Exception):
     """What the tool needs cannot be reached, and nothing has happened; it may be tried again."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class Returned:
     """A result that says more than a value. Made by the helpers below."""
 
@@ -58,7 +59,7 @@ class Returned:
     code: FailureCode | None = None
     reason: str = ""
     retryable: bool = False
-    details: Mapping[str, object] = field(default_factory=dict[str, object])
+    details: Mapping[str, object] = field(default_factory=no_entries)
     external_ref: str | None = None
     done: str | None = None
     not_done: str | None = None

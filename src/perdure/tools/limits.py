@@ -94,7 +94,8 @@ class Rates:
 
     def wait_s(self, spec: ToolSpec) -> float:
         """Return how long a call would wait for the tool's turn now; takes none."""
-        per_minute, bucket = spec.rate_limit_per_minute, self._buckets.get(spec.name)
+        per_minute = spec.rate_limit_per_minute
+        bucket = None if per_minute is None else self._buckets.get(spec.name)
         if per_minute is None or bucket is None:
             return 0.0
         now = anyio.current_time()

@@ -38,6 +38,9 @@ from perdure.tools.results import (
 )
 from perdure.tools.usercode import UserCode
 
+_NO_PLACE = KeptPlace([])
+"""What is kept for an execution that takes no slot."""
+
 LOOKUP_TIMEOUT_S = 10.0
 KILL_WAIT_S = 1.0
 STOP_S = 10.0
@@ -109,6 +112,8 @@ class LocalToolRunner:
         if 0 < self._rates.wait_s(spec) <= timeout_s:
             return None
         needed = self._needed(spec)
+        if not needed:
+            return _NO_PLACE
         taken: list[Slots] = []
         for slots in needed:
             if not slots.take_nowait():

@@ -6,7 +6,6 @@ rows. A part that names a row that is not there, or not pending, is refused with
 
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
@@ -14,6 +13,7 @@ from pydantic import ValidationError
 
 from perdure.protocol.errors import Unreadable
 from perdure.protocol.ids import hex_of
+from perdure.protocol.plain import value
 from perdure.protocol.runs import RunOptions
 from perdure.protocol.states import TERMINAL, ParkedOn, RunState
 from perdure.store.beginning import takes_no_turn
@@ -31,7 +31,7 @@ from perdure.store.rules import next_in_thread
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class Accepted:
     """A commit whose run has moved. `queue_of`: the thread in which it was first of a queue."""
 

@@ -78,7 +78,7 @@ def _pass(tx: Transaction, part: Sequence[Prepared]) -> Passed:
 
 def _pass_one(tx: Transaction, prepared: Prepared) -> Passed:
     guard = prepared.commit.guard
-    fence = (guard.token, guard.epoch, guard.from_state.value, guard.expected_seq)
+    fence = (guard.token, guard.epoch, str(guard.from_state), guard.expected_seq)
     moved = tx.one("advance_run", *_move(tx, prepared), *fence)
     return {} if moved is None else {0: (moved[0], b"")}
 
@@ -96,7 +96,7 @@ def _find_passed(tx: Transaction, part: Sequence[Prepared]) -> Passed:
                 prepared.run,
                 guard.token,
                 guard.epoch,
-                guard.from_state.value,
+                str(guard.from_state),
                 guard.expected_seq,
                 tx.now_micros,
                 prepared.commit_id,

@@ -60,14 +60,14 @@ class Rows:
         for step in commit.steps:
             ended = at if step.status in _STEP_ENDS else None
             self.steps.append(
-                (run, step.index, step.status.value, step.first_seq, step.last_seq, at, ended)
+                (run, step.index, str(step.status), step.first_seq, step.last_seq, at, ended)
             )
         self.calls += prepared.calls
         self.updates += prepared.updates
         if commit.new_executions:
             self._add_executions(prepared, at, attempt)
         for end in commit.execution_ends:
-            self.ends.append((run, pack_id(end.tool_call_id), end.number, at, end.outcome.value))
+            self.ends.append((run, pack_id(end.tool_call_id), end.number, at, str(end.outcome)))
         if commit.checkpoint is not None:
             self.checkpoints.append(_pack_checkpoint(prepared, commit.checkpoint, at, attempt))
         write_products(tx, commit, run, at)

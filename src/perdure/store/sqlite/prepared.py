@@ -61,7 +61,7 @@ def _hot_values(commit: Commit) -> tuple[Any, ...]:
     """Return the columns of the hot row that a plain commit sets, in the order of `advance_run`."""
     hot, used = commit.hot, commit.hot.counters
     return (
-        hot.state.value,
+        str(hot.state),
         hot.step_index,
         len(commit.events),
         hot.faults,
@@ -87,7 +87,7 @@ def _pack_update(run: bytes, update: CallUpdate) -> tuple[Any, ...]:
     return (
         pack_id(update.tool_call_id),
         run,
-        update.status.value,
+        str(update.status),
         pack_digest(digest) if digest else None,
         update.external_ref,
         update.result_seq,

@@ -76,7 +76,7 @@ def maybe(convert: Callable[[_T], _U], value: _T | None) -> _U | None:
 
 def plain(word: StrEnum | None) -> str | None:
     """Return the bare text of a word: the driver binds subclasses of str by a slower way."""
-    return None if word is None else word.value
+    return None if word is None else str(word)
 
 
 def pack_digest(digest: str) -> bytes | str:
@@ -288,7 +288,7 @@ def pack_call(run: bytes, call: ToolCallRow) -> tuple[Any, ...]:
         plain(call.side_effect),
         int(call.repeatable),
         int(call.needs_approval),
-        call.status.value,
+        str(call.status),
         pack_digest(call.args_digest),
         # mostly equal: kept once
         None if call.effective_digest == call.args_digest else pack_digest(call.effective_digest),
