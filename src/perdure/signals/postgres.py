@@ -54,6 +54,7 @@ class _Connection(Protocol):
     def add_termination_listener(self, _callback: Callable[..., None], /) -> None: ...
     def is_closed(self) -> bool: ...
     def terminate(self) -> None: ...
+    def get_server_pid(self) -> int: ...
 
 
 async def _connect(dsn: str) -> _Connection:
@@ -80,6 +81,7 @@ class PostgresSignals:
         self._wanted = anyio.Event()
         self._urgent = anyio.Event()
         self._group = anyio.create_task_group()
+        self._sender_pid = 0
 
     def publish(self, topic: str) -> None:
         """Wake the topic's subscribers, here at once and elsewhere soon."""
@@ -159,8 +161,9 @@ class PostgresSignals:
         finally:
             connection.terminate()
 
-    def _heard(self, _connection: object, _pid: int, _channel: str, payload: str) -> None:
-        self._local.publish(payload)
+    def _heard(self, _connection: object, pid: int, _channel: str, payload: str) -> None:
+        if pid != self._sender_pid:  # what this process sent has woken its own subscribers already
+            self._local.publish(payload)
 
     # ------------------------------------------------------------ the sending side
 
@@ -185,10 +188,12 @@ class PostgresSignals:
                 try:
                     if connection is None or connection.is_closed():
                         connection = await _connect(self._dsn)
+                        self._sender_pid = connection.get_server_pid()
                     with anyio.fail_after(PING_S):
                         await connection.execute(_NOTIFY, CHANNEL, topics)
                 except _TROUBLE as error:
                     log.info("signals were not sent (%s)", type(error).__name__)
+                    self._sender_pid = 0  # the server may give it to another
                     if connection is not None:
                         connection.terminate()
                         connection = None

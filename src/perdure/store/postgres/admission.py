@@ -151,7 +151,7 @@ class Admission:
 
     async def _send(self, group: Sequence[_Waiting]) -> None:
         together = [one for one in group if _travels(one.new)]
-        if len(together) > 1 and _are_distinct(together):
+        if together and _are_distinct(together):
             try:
                 await self._insert_together(together)
             except Exception as error:  # noqa: BLE001 - each of them finds out alone
