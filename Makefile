@@ -107,7 +107,7 @@ crash: $(VENV)/.dev  ## the long campaigns: kill -9, crowds of clients, seeds of
 
 SEEDS := 1..500
 .PHONY: sim
-sim: $(VENV)/.dev  ## simulate many seeds on a virtual clock; SEEDS=1..500, ARGS= adds options
+sim: $(VENV)/.dev  ## simulate many seeds on a virtual clock; SEEDS=1..500, ARGS='--store sqlite --jobs 2'
 	$(BIN)/perdure-sim --seeds $(SEEDS) $(ARGS)
 
 MINUTES := 5

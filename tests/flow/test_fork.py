@@ -6,6 +6,7 @@ import jsonpatch
 import pytest
 from pydantic import JsonValue
 
+from perdure.agents.code import Context, agent
 from perdure.engine.context import PlannerContext
 from perdure.protocol.decisions import Decision, Finish
 from perdure.protocol.errors import Conflict, Invalid
@@ -128,3 +129,39 @@ async def test_states_at_checkpoints_are_read_and_compared_across_runs(
         assert nothing.patch == []
         with pytest.raises(Invalid):
             await forked(engine, made.run_id, state="x" * 9000)
+
+
+async def test_what_code_draws_is_the_same_in_a_fork_as_far_as_the_history_is_shared(
+    url: str, zoo: ToolZoo
+) -> None:
+    """R-7.4, R-4.6: found by the simulation (seed 10). Behind it a fork of a fork draws its own."""
+
+    @agent("drawing", "1", tools=["echo"])
+    async def drawing(ctx: Context, _: Any) -> object:
+        first = [ctx.random(), str(ctx.uuid())]
+        ctx.emit("drawn", first)
+        await ctx.interrupt(first)
+        branches = [ctx.tool("echo", value=ctx.random()) for _ in range(2)]
+        second = [*await ctx.gather(*branches), str(ctx.uuid())]
+        ctx.emit("drawn", second)
+        await ctx.interrupt(second)
+        return [first, second, ctx.random()]
+
+    async def answer(engine: Embedded, run_id: str, times: int) -> None:
+        for number in range(times):
+            (asked,) = await engine.wait_waiting(run_id)
+            await engine.answer(asked.interrupt_id, Answer.RESPOND, value=number)
+
+    async with flow(url, [drawing], zoo) as engine:
+        run_id = await engine.submit("drawing")
+        await answer(engine, run_id, 1)
+        await engine.wait_waiting(run_id)
+        fork_id = (await forked(engine, run_id)).run_id
+        await answer(engine, fork_id, 1)
+        told = cast("list[Any]", await answer_of(engine, fork_id))
+        again_id = (await forked(engine, fork_id)).run_id
+        again = cast("list[Any]", await answer_of(engine, again_id))
+        await answer(engine, run_id, 1)
+        first = cast("list[Any]", await answer_of(engine, run_id))
+        assert told[:2] == again[:2] == first[:2]
+        assert len({told[2], again[2], first[2]}) == 3

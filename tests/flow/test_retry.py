@@ -323,3 +323,28 @@ async def test_the_function_of_a_code_agent_goes_on_where_it_stood(url: str, zoo
         row = await engine.wait_terminal(last.run_id)
         (end,) = data_of(await engine.events(last.run_id), StateEvent)[-1:]
         assert (row.hot.state, end.answer, logged.count("first")) == (RunState.SUCCEEDED, "yes", 1)
+
+
+async def test_a_call_of_code_that_a_person_edited_is_taken_over_as_the_one_it_asked_for(
+    url: str, zoo: ToolZoo
+) -> None:
+    """R-10.3, R-4.6: found by the simulation (seeds 405 and 431). It ended NON_DETERMINISTIC."""
+
+    @agent("editing", "1", tools=["pay"])
+    async def editing(ctx: Context, _: Any) -> object:
+        first = round(ctx.random() * 100)
+        return await ctx.gather(ctx.tool("pay", amount=first), ctx.tool("pay", amount=2))
+
+    async with flow(url, [editing], zoo) as engine:
+        run_id = await engine.submit("editing")
+        one, _ = await engine.wait_waiting(run_id)
+        await engine.answer(one.interrupt_id, Answer.EDIT, args={"amount": 7})
+        await engine.cancel(run_id)
+        await engine.wait_terminal(run_id)
+        made = await again(engine, run_id)
+        for asked in await engine.wait_waiting(made.run_id):
+            await engine.answer(asked.interrupt_id, Answer.APPROVE)
+        row = await engine.wait_terminal(made.run_id)
+        assert row.hot.state is RunState.SUCCEEDED, row.hot.code
+        actions = data_of(await engine.events(made.run_id), ActionEvent)
+        assert sorted(str(action.args) for action in actions) == ["{'amount': 2}", "{'amount': 7}"]

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
-from perdure.testing.sim import draw_script, shrink, simulate
+from perdure.testing.sim import StoreKind, draw_script, shrink, simulate
+from perdure.testing.sim.draw import PROFILES
 from perdure.testing.sim.planted import PLANTED, Planted
-from perdure.testing.sim.script import PROFILES, Crash, Jump, Profile, Script, Submit
+from perdure.testing.sim.script import Crash, Jump, Profile, Script, Submit
+from perdure.testing.sim.stores import STORES
 
 SEEDS = 25
-SEEDS_MAX = 15
+SEEDS_MAX = 40
 """A planted fault is found within so many seeds."""
 
 
@@ -51,26 +53,29 @@ def test_seeds_are_green_and_exercise_every_kind_of_fault() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.name)
-def test_a_planted_fault_is_found(planted: Planted) -> None:
+def test_a_planted_fault_is_found(planted: Planted, store: StoreKind) -> None:
     """Each of the five faults of issue 4 (P2) breaks a check, and leaves nothing behind."""
-    found = next((seed for seed in range(1, SEEDS_MAX + 1) if _fails(seed, planted)), None)
+    found = next((seed for seed in range(1, SEEDS_MAX + 1) if _fails(seed, planted, store)), None)
     assert found is not None
-    assert simulate(draw_script(found)).is_green
+    assert simulate(draw_script(found), store=store).is_green
 
 
-def _fails(seed: int, planted: Planted) -> bool:
-    return not simulate(draw_script(seed), planted).is_green
+def _fails(seed: int, planted: Planted, store: StoreKind = "memory") -> bool:
+    return not simulate(draw_script(seed), planted, store=store).is_green
 
 
-def test_a_seed_replays_exactly() -> None:
+@pytest.mark.parametrize("store", STORES)
+def test_a_seed_replays_exactly(store: StoreKind) -> None:
     """The same script gives the same trace, whatever lies where in memory; another seed another."""
-    first = simulate(draw_script(1))
+    first = simulate(draw_script(1), store=store)
     ballast = [bytearray(1000 + place) for place in range(500)]
-    again = simulate(draw_script(1))
+    again = simulate(draw_script(1), store=store)
+    assert first.is_green, first.findings
     assert (first.digest, first.trace) == (again.digest, again.trace)
-    assert simulate(draw_script(2)).digest != first.digest
+    assert simulate(draw_script(2), store=store).digest != first.digest
     del ballast
 
 
@@ -128,11 +133,6 @@ def test_a_worker_whose_clock_is_behind_tries_a_call_again_in_time() -> None:
         run=0,
         agent="loop",
         steps=(["call", [["flaky", 2]]],),
-        group=None,
-        strategy="enqueue",
-        max_attempts=5,
-        run_s=None,
-        twice=False,
     )
     outcome = simulate(Script(1, (Jump(1.0, None, 3600.0), submit)))
     assert outcome.is_green, outcome.findings

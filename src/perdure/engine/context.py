@@ -106,7 +106,8 @@ class Entry:
 
     `digest` is that of its arguments; `value` is its result, by reference when it is large.
     `outcome` is the word of a question that was closed (`answered`, `expired`) and of a call that
-    has its result (`succeeded`, `failed`, …).
+    has its result (`succeeded`, `failed`, …). `run_id` is set when another run recorded it, whose
+    history this one shares.
     """
 
     position: str
@@ -120,6 +121,7 @@ class Entry:
     error: Failure | None = None
     finish: str = ""
     calls: tuple[dict[str, JsonValue], ...] = ()
+    run_id: str = ""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -65,6 +65,11 @@ class Journal:
         if data.position is None:
             return
         entry = _entry_of(data, data.position)
+        before = self.entries.get(entry.position)
+        if before is not None and isinstance(data, ActionEvent):
+            # a call that is taken over from another run: maybe with arguments that a person has
+            # edited there, and still the one that the function asked for
+            entry.digest, entry.run_id = before.digest, before.run_id
         self.entries[entry.position] = entry
         match data:
             case ActionEvent():
@@ -83,6 +88,11 @@ class Journal:
             self.close(data)
         else:
             self.note(data)
+
+    def adopt(self, run_id: str) -> None:
+        """Take all that is recorded so far as recorded by a run whose history is shared."""
+        for entry in self.entries.values():
+            entry.run_id = entry.run_id or run_id
 
     def forget(self, interrupt_id: str) -> None:
         """Leave out a question that is to be asked anew."""

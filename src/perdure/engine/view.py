@@ -79,9 +79,11 @@ class RunView:
     def apply(self, seq: int, data: EventData | Unknown) -> None:
         """Fold the event at `seq` into the snapshot and into what the planner sees."""
         step = self.snapshot.step_index
-        if isinstance(data, StateEvent) and data.origin is not None:
+        origin = data.origin if isinstance(data, StateEvent) else None
+        if origin is not None:
             open_step = step if self.snapshot.step_open else None
             fold(self.snapshot, seq, data)
+            self._journal.adopt(origin.run_id)
             self._adopt(open_step)
             return
         fold(self.snapshot, seq, data)

@@ -432,7 +432,8 @@ class Context:
 
     def _seed(self, kind: str) -> bytes:
         position = self._live.derived(kind)
-        return hashlib.sha256(f"{self.run_id}\x1f{position}\x1f{kind}".encode()).digest()
+        run_id = self._live.first_past(position)
+        return hashlib.sha256(f"{run_id}\x1f{position}\x1f{kind}".encode()).digest()
 
 
 def _local(

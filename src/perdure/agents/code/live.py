@@ -20,7 +20,7 @@ from typing import Any, Literal
 from pydantic import JsonValue
 
 from perdure.agents.code.errors import Diverged
-from perdure.agents.code.positions import Branch, Order, at
+from perdure.agents.code.positions import Branch, Order, at, is_past
 from perdure.engine.context import Entry, OperationKind
 from perdure.engine.journal import PATCHED, SLEEP
 from perdure.engine.ports import LocalStep
@@ -301,6 +301,16 @@ class LiveFunction:
         if position in self.journal or self._order.has_branches(position):
             self._differ(position, name)
         return position
+
+    def first_past(self, position: str) -> str:
+        """Return the run that first came past a position: this one, or one whose history it shares.
+
+        What is derived there is derived from that run, so that a retry or a fork gets the same.
+        """
+        for recorded in self.journal.values():
+            if is_past(recorded.entry.position, position):
+                return recorded.entry.run_id or self.run_id
+        return self.run_id
 
     def record(self, record: Record) -> None:
         """Keep a value for the commit of the next decision."""

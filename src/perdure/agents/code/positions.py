@@ -51,6 +51,16 @@ def levels(position: str) -> list[tuple[str, int]]:
     return [(".".join(parts[:end]), int(parts[end])) for end in range(0, len(parts), 2)]
 
 
+def is_past(position: str, other: str) -> bool:
+    """Tell whether whoever asks at a position has been at another one: in its branch, or in one
+    around it.
+    """
+    if MARK in position:
+        return False
+    been = dict(levels(position))
+    return any(been.get(path, -1) > index for path, index in levels(other))
+
+
 @dataclass(slots=True)
 class Order:
     """How far each branch had come by its journal."""

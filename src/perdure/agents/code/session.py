@@ -225,6 +225,7 @@ class CodeSession:
                 error=entry.error,
                 finish=entry.finish,
                 calls=entry.calls,
+                run_id=entry.run_id,
             ),
             value=value,
         )

@@ -6,6 +6,7 @@ from perdure.ops.verify.checks import Found, rule
 from perdure.ops.verify.record import LogLine, RunRecord
 from perdure.protocol.events import (
     AttemptEvent,
+    ErrorEvent,
     InterruptEvent,
     LateEvent,
     ResultEvent,
@@ -130,8 +131,8 @@ def holder_agrees(record: RunRecord) -> Found:
 @rule(
     "I50",
     "Each `late` event was truly late: of an older epoch or attempt, after the end, or of an "
-    "execution that was given up, a call that had its result or is to be clarified, or a worker "
-    "that let go before its lease was taken. Each has one row.",
+    "execution that was given up, a call that had its result or is to be clarified, a worker that "
+    "let go before its lease was taken, or a callback to a run that is ending. Each has one row.",
 )
 def truly_late(record: RunRecord) -> Found:
     rows = {row.seq: row for row in record.late}
@@ -164,7 +165,15 @@ def _was_late(record: RunRecord, line: LogLine, data: LateEvent) -> bool:
     # without an answer to its heartbeats a worker lets go in time: its lease is lost afterwards
     if any(row.end_reason in {None, AttemptEnd.LEASE_LOST} for row in attempts):
         return True
+    if _was_ending(record, line):
+        return True
     return _had_result(record, line, data) or _was_given_up(record, line, data)
+
+
+def _was_ending(record: RunRecord, line: LogLine) -> bool:
+    """Tell whether the run was being ended: then it takes no callback any more."""
+    ends = any(opened.seq < line.seq and error.final for opened, error in record.of(ErrorEvent))
+    return line.epoch > 0 or ends
 
 
 def _had_result(record: RunRecord, line: LogLine, data: LateEvent) -> bool:

@@ -27,7 +27,7 @@ from perdure.store.sqlite.reader import SqliteReader
 from perdure.store.sqlite.readers import Readers
 from perdure.store.sqlite.schema import bring_up_to_date, known_migrations
 from perdure.store.sqlite.store import SqliteStore
-from perdure.store.sqlite.writer import Writer
+from perdure.store.sqlite.writer import Soon, Writer
 
 
 def _system_clock() -> datetime:
@@ -38,7 +38,8 @@ class SqliteDatabase:
     """One file. `synchronous="off"` is for simulations on files that are thrown away.
 
     Entering raises Unavailable when the file cannot be opened, SchemaRefused when it belongs to
-    a newer release, NetworkFile when it lies on a network file system.
+    a newer release, NetworkFile when it lies on a network file system. With `inline` it uses no
+    threads: reads run where they are asked for, and writes in the turns that it is given.
     """
 
     def __init__(
@@ -48,13 +49,15 @@ class SqliteDatabase:
         clock: Callable[[], datetime] | None = None,
         synchronous: Synchronous = "full",
         migrations: Sequence[Migration] | None = None,
+        inline: Soon | None = None,
     ) -> None:
         self._path = path
         self._clock = clock or _system_clock
         self._synchronous: Synchronous = synchronous
         self._migrations = known_migrations() if migrations is None else migrations
-        self._writer = Writer(self._clock)
-        self._readers = Readers()
+        self._inline = inline is not None
+        self._writer = Writer(self._clock, inline=inline)
+        self._readers = Readers(inline=self._inline)
         self._store = SqliteStore(self._writer)
         self._reader = SqliteReader(self._readers, self._clock)
 
@@ -79,7 +82,10 @@ class SqliteDatabase:
         return self._writer.foreign_version
 
     async def __aenter__(self) -> Self:
-        await to_thread.run_sync(self._open)
+        if self._inline:
+            self._open()
+        else:
+            await to_thread.run_sync(self._open)
         return self
 
     def _open(self) -> None:
@@ -108,5 +114,8 @@ class SqliteDatabase:
         trace: TracebackType | None,
     ) -> None:
         with CancelScope(shield=True):
-            await to_thread.run_sync(self._writer.stop)
+            if self._inline:
+                self._writer.stop()
+            else:
+                await to_thread.run_sync(self._writer.stop)
             await self._readers.close()

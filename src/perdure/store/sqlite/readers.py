@@ -29,9 +29,10 @@ _T = TypeVar("_T")
 
 
 class Readers:
-    """The pool. Opened and closed by the database."""
+    """The pool. Opened and closed by the database. `inline` reads where it is asked to."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, inline: bool = False) -> None:
+        self._inline = inline
         self._idle: deque[sqlite3.Connection] = deque()
         self._path: Path | None = None
         self._limiter: CapacityLimiter | None = None
@@ -54,6 +55,8 @@ class Readers:
         """Run a read on one of the connections, in a thread."""
         if self._limiter is None:
             raise Unavailable("the database is not open")
+        if self._inline:
+            return self._on_idle(body)
         return await to_thread.run_sync(self._on_idle, body, limiter=self._limiter)
 
     def _on_idle(self, body: Callable[[sqlite3.Connection], _T]) -> _T:

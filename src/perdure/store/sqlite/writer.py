@@ -8,6 +8,9 @@ renewals) go to the front. Nothing is shared with the callers but the two queues
 A job that raises one of our errors is undone by itself. When a batch fails for anything else that
 may be the fault of one job, it is rolled back and its jobs are repeated one by one, each commit of
 a job in a transaction of its own: the culprit gets its error, the others are written (decision 7).
+
+A simulation has no thread: its loop owns all that happens. It gives the writer its turns (`inline`),
+and what waits by then is a batch.
 """
 
 import asyncio
@@ -40,6 +43,9 @@ JOBS_MAX: Final = 10_000
 
 Clock = Callable[[], datetime]
 Work = Callable[[Transaction], object]
+Soon = Callable[[Callable[[], None]], object]
+"""Has a function called before long, on the loop itself: as `loop.call_soon` does."""
+
 _T = TypeVar("_T")
 
 
@@ -64,9 +70,13 @@ class Outcome:
 
 @dataclass(slots=True)
 class Writer:
-    """The thread, its connection and its queues. `before_commit` is a hook for tests."""
+    """The thread, its connection and its queues. `before_commit` is a hook for tests.
+
+    With `inline` there is no thread; that has each batch written.
+    """
 
     clock: Clock
+    inline: Soon | None = None
     before_commit: Callable[[sqlite3.Connection], None] | None = None
     busy_deadline_s: float = BUSY_DEADLINE_S
     foreign_version: int = 0
@@ -78,9 +88,14 @@ class Writer:
     _watching: bool = False
     _look_at: float = 0.0
     _thread: threading.Thread | None = None
+    _connection: sqlite3.Connection | None = None
+    _called: bool = False
 
     def start(self, connection: sqlite3.Connection) -> None:
         """Start the thread on a connection, which is its own from now on."""
+        if self.inline is not None:
+            self._connection, self._open = connection, True
+            return
         self._thread = threading.Thread(
             target=self._serve, args=(connection,), name="sqlite-writer", daemon=True
         )
@@ -94,6 +109,8 @@ class Writer:
             self._ready.notify()
         if self._thread is not None:
             self._thread.join()
+        elif self._connection is not None:
+            self._serve(self._connection)
 
     def watch(self) -> None:
         """Look from now on, also while nothing is to be written, whether others have committed."""
@@ -125,20 +142,38 @@ class Writer:
                 raise Unavailable("too many writes wait for the database")
             queue.append(job)
             self._ready.notify()
+        self._call()
+
+    # ------------------------------------------------------------ without a thread
+
+    def _call(self) -> None:
+        """Have what waits written by the next turn."""
+        if self.inline is not None and not self._called:
+            self._called = True
+            self.inline(self._take_turn)
+
+    def _take_turn(self) -> None:
+        self._called = False
+        if self._connection is None or not (self._open and (self._urgent or self._jobs)):
+            return
+        _resolve(self._write(self._connection, self._next_batch() or []))
+        if self._urgent or self._jobs:
+            self._call()
 
     # ------------------------------------------------------------ the thread
 
     def _serve(self, connection: sqlite3.Connection) -> None:
         while (batch := self._next_batch()) is not None:
             self._look_for_others(connection)
-            if not batch:
-                continue
-            try:
-                outcomes = self._run_batch(connection, batch)
-            except Exception as error:  # noqa: BLE001  # the thread must outlive any job
-                outcomes = [Outcome(job, error=translate(error)) for job in batch]
-            _answer(outcomes)
+            if batch:
+                _answer(self._write(connection, batch))
         connection.close()
+
+    def _write(self, connection: sqlite3.Connection, batch: list[Job]) -> list[Outcome]:
+        try:
+            return self._run_batch(connection, batch)
+        except Exception as error:  # noqa: BLE001  # the thread must outlive any job
+            return [Outcome(job, error=translate(error)) for job in batch]
 
     def _look_for_others(self, db: sqlite3.Connection) -> None:
         """Read the file's version as this connection sees it: its own commits do not count."""

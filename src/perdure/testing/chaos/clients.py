@@ -19,7 +19,7 @@ from perdure.testing.chaos.agents import Provider
 from perdure.testing.chaos.api import Api, Reply
 from perdure.testing.chaos.report import Record
 from perdure.testing.sim.actors import CODE_AGENT, LOOP_AGENT
-from perdure.testing.sim.script import draw_steps
+from perdure.testing.sim.draw import draw_steps
 from perdure.testing.sse_client import SseClient, SseEvent, StreamInterrupted
 
 ATTEMPTS = 100

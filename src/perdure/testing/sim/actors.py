@@ -1,26 +1,25 @@
-"""The agents and tools of a simulation, and the world outside that the tools change.
+"""The agents of a simulation, and what they are made of where a process has threads.
 
 What an agent does is its run's input: `{"steps": [...]}`, where a step is `["call", [[tool,
-amount], ...]]`, `["spawn", [steps, ...], wait]`, `["ask", number]` or `["sleep", seconds]`. The
-loop agent and the code agent do the same. Tools run inline, on the engine's loop.
+amount], ...]]`, `["spawn", [steps, ...], wait, detach]`, `["ask", number, expires_s]`, `["sleep",
+seconds]`, `["tell", topic, number]`, `["note", number]` or `["handoff"]`. Loop and code agents do
+the same, and `talk` lets them speak in turn.
 """
 
 import asyncio
-import random
-from collections.abc import Awaitable, Callable
-from contextvars import ContextVar
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from functools import cache
 from types import TracebackType
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Literal, Self, TypeVar, cast
 
 from pydantic import JsonValue
 
 from perdure.agents.catalog import AgentRegistry, Catalog, loop_agent
 from perdure.agents.code import Context, agent
-from perdure.agents.code.errors import AgentFailed, ChildFailed, ToolFailed
+from perdure.agents.code.errors import AgentFailed, ChildFailed, InterruptExpired, ToolFailed
 from perdure.agents.loop.scripted import ScriptedPlanner
+from perdure.agents.patterns.conversation import Participant, conversation
 from perdure.engine.context import PlannerContext
 from perdure.engine.ports import HostedAgent, ToolGrant
 from perdure.protocol.decisions import (
@@ -29,115 +28,82 @@ from perdure.protocol.decisions import (
     ChildRequest,
     Decision,
     Finish,
+    Handoff,
+    Publish,
     Sleep,
     Spawn,
     ToolRequest,
 )
-from perdure.protocol.policies import RetryPolicy
-from perdure.protocol.states import SideEffect
-from perdure.tools import (
-    FunctionTool,
-    LocalToolRunner,
-    Returned,
-    ToolContext,
-    failed,
-    not_happened,
-    succeeded,
-    tool,
-)
+from perdure.protocol.events import PlanItem
+from perdure.protocol.states import OnExpiry
+from perdure.testing.sim.outside import tell
+from perdure.testing.sim.tools import GRANTS, PLAIN_GRANTS, all_tools
+from perdure.tools import LocalToolRunner
 from perdure.tools.bridge import Call
 from perdure.tools.caught import Caught
 from perdure.tools.usercode import UserCode
 
 R = TypeVar("R")
 
-LOOP_AGENT, CODE_AGENT = "loop", "code"
+LOOP_AGENT, CODE_AGENT, TALK, HEIR = "loop", "code", "talk", "heir"
 
-_WRITE: dict[str, Any] = {
-    "side_effect": SideEffect.WRITE,
-    "timeout_s": 20.0,
-    "compensation": "refund by hand",
-}
-_AGAIN = RetryPolicy(attempts_max=4, backoff_s=0.5)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Effect:
-    """A line of the payment provider's journal.
-
-    `disturbed`: the worker was stopped, or a clock was set, between the lease check and the effect.
-    """
-
-    key: str
-    tool: str
-    run_id: str
-    amount: int
-    execution: int
-    worker: str
-    disturbed: bool
-
-
-class Outside:
-    """The payment provider: it outlives every worker."""
-
-    def __init__(self, chance: random.Random) -> None:
-        self.chance = chance
-        self.journal: list[Effect] = []
-
-    def find(self, key: str) -> Effect | None:
-        """Return the first payment under a key."""
-        return next((effect for effect in self.journal if effect.key == key), None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Workplace:
-    """What tools know of the worker they run in. `meet` passes the boundary of an effect."""
-
-    worker: str
-    outside: Outside
-    meet: Callable[[str], None]
-    disturbances: Callable[[], int]
-
-
-workplace: ContextVar[Workplace] = ContextVar("perdure_sim_workplace")
-"""The worker that the running code belongs to, as its tools see it."""
+ReleaseKind = Literal["first", "beside", "continues", "replaces"]
 
 
 @cache
-def catalog() -> Catalog:
-    """Return the agents with their tools: the same objects for all workers of all plays."""
+def catalog(release: ReleaseKind = "first") -> Catalog:
+    """Return the agents of a release with their tools: the same objects for all workers and plays.
+
+    `beside`: both versions are served; `replaces`: the old one is gone, and with `continues` its
+    runs go on as new ones.
+    """
     registry = AgentRegistry()
-    registry.add(_loop_agent(), _code_agent())
-    registry.add_tool(*_tools())
-    made = Catalog([registry])
-    made.attach(InlineUserCode())
-    return made
+    made = _versions(release)
+    registry.add(*made, _loop_agent(HEIR), _talk())
+    registry.add_tool(*all_tools())
+    registry.on_approval(tell)
+    whole = Catalog([registry])
+    whole.attach(InlineUserCode())
+    return whole
 
 
-# ---------------------------------------------------------------- the agents
+def _versions(release: ReleaseKind) -> list[HostedAgent]:
+    match release:
+        case "first":
+            return [_loop_agent(LOOP_AGENT), _code_agent()]
+        case "beside":
+            newer = [_loop_agent(LOOP_AGENT, "2"), _code_agent("2")]
+            return [_loop_agent(LOOP_AGENT), _code_agent(), *newer]
+        case "continues" | "replaces":
+            goes_on = release == "continues"
+            how: Any = {"replaces": ("1",), "continues": goes_on}
+            return [_loop_agent(LOOP_AGENT, "2", **how), _code_agent("2", **how)]
 
 
-def mixed_agents() -> tuple[HostedAgent, HostedAgent]:
-    """Return the loop agent and the code agent, for tools of the same names elsewhere."""
-    return _loop_agent(), _code_agent()
-
-
-_GRANTS = (
-    *(ToolGrant(name=name) for name in ("echo", "slow", "draw")),
-    *(
-        ToolGrant(name=name, approve="never")
-        for name in ("pay", "pay_idempotent", "pay_with_lookup", "flaky")
-    ),
-    ToolGrant(name="publish", approve="always"),
-)
-
-
-def _loop_agent() -> HostedAgent:
-    return loop_agent(LOOP_AGENT, "1", ScriptedPlanner(_decide), tools=_GRANTS)
+# ---------------------------------------------------------------- what they do
 
 
 def _steps_of(value: JsonValue) -> list[Any]:
-    return cast("list[Any]", cast("dict[str, Any]", value)["steps"])
+    """Return the steps of an input; one who takes part in a conversation has less to do."""
+    told = cast("dict[str, Any]", value)
+    if "steps" in told:
+        return told["steps"]
+    if "task" in told:
+        return told["task"]["steps"][:2]
+    return [["call", [["echo", len(told["said"])]]]]
+
+
+def _news(number: int) -> JsonValue:
+    """Return what is published: the input of a subscriber's run."""
+    return {"steps": [["call", [["echo", number], ["pay_idempotent", number]]]]}
+
+
+def _wishes(calls: list[Any]) -> tuple[ToolRequest, ...]:
+    return tuple(ToolRequest(tool=name, args={"amount": amount}) for name, amount in calls)
+
+
+def _expires_in(limits: list[Any]) -> timedelta | None:
+    return None if limits in ([], [None]) else timedelta(seconds=limits[0])
 
 
 def _decide(context: PlannerContext) -> Decision:
@@ -151,149 +117,101 @@ def _decide(context: PlannerContext) -> Decision:
         return Finish(answer={"told": told})
     match steps[context.step_index]:
         case ["call", calls]:
-            wishes = (ToolRequest(tool=name, args={"amount": amount}) for name, amount in calls)
-            return CallTools(calls=tuple(wishes))
-        case ["spawn", children, wait]:
+            return CallTools(calls=_wishes(calls))
+        case ["spawn", children, wait, *detach]:
             requests = (
-                ChildRequest(agent_id=LOOP_AGENT, input={"steps": steps}) for steps in children
+                ChildRequest(agent_id=LOOP_AGENT, input={"steps": steps}, detach=any(detach))
+                for steps in children
             )
             return Spawn(children=tuple(requests), wait=wait)
-        case ["ask", number]:
-            return Ask(payload={"amount": number})
+        case ["ask", number, *limits]:
+            expires_in = _expires_in(limits)
+            on_expiry = OnExpiry.DENY if number % 4 else OnExpiry.FAIL
+            return Ask(payload={"amount": number}, expires_in=expires_in, on_expiry=on_expiry)
         case ["sleep", seconds]:
             return Sleep(duration=timedelta(seconds=seconds))
+        case ["tell", topic, number]:
+            record = Publish(topic=topic, value=_news(number))
+            return CallTools(calls=_wishes([["echo", number]]), records=(record,))
+        case ["note", number]:
+            plan = (PlanItem(text=f"note {number}"),)
+            return CallTools(calls=_wishes([["draw", number]]), plan=plan)
+        case ["handoff"] if context.agent_id != HEIR:
+            return Handoff(agent_id=HEIR, reason="it knows more")
+        case ["handoff"]:
+            return CallTools(calls=_wishes([["echo", 0]]))
         case other:
             raise ValueError(f"no such step: {other}")
 
 
 async def _work(ctx: Context, value: Any) -> object:
     told: list[Any] = []
-    for step in value["steps"]:
+    for step in _steps_of(value):
         match step:
             case ["call", calls]:
                 wishes = [ctx.tool(name, amount=amount) for name, amount in calls]
                 told += await ctx.gather(*(_told(wish) for wish in wishes))
-            case ["spawn", children, _]:
-                runs = [ctx.spawn(CODE_AGENT, {"steps": steps}) for steps in children]
+            case ["spawn", children, _, *detach]:
+                runs = [
+                    ctx.spawn(CODE_AGENT, {"steps": steps}, detach=any(detach))
+                    for steps in children
+                ]
                 told += await ctx.gather(*(_told(run) for run in runs))
-            case ["ask", number]:
-                told.append(await _both(ctx, number))
+            case ["ask", number, *limits]:
+                told.append(await _both(ctx, number, _expires_in(limits)))
             case ["sleep", seconds]:
                 await ctx.sleep(seconds)
+            case ["tell", topic, number]:
+                ctx.publish(topic, _news(number))
+            case ["note", number]:
+                ctx.emit("note", {"number": number, "chance": ctx.random()})
+                ctx.plan([f"note {number}"])
+                ctx.artifact(f"note-{number}.txt", f"{ctx.now()} {ctx.uuid()}", "text/plain")
+            case ["handoff"]:
+                told.append(ctx.now().isoformat())
             case other:
                 raise AgentFailed(f"no such step: {other}")
         told.append(await ctx.step(len, told, name="count"))
     return {"told": told}
 
 
-async def _both(ctx: Context, number: int) -> Any:
-    """Ask two questions at once, for answers by order to go wrong."""
+async def _both(ctx: Context, number: int, expires_in: timedelta | None) -> Any:
+    """Ask two questions at once, for answers by order to go wrong; one of them may expire."""
     return await ctx.gather(
-        ctx.interrupt({"amount": number}), ctx.interrupt({"amount": number + 1})
+        _told(ctx.interrupt({"amount": number}, expires_in=expires_in, on_expiry="deny")),
+        ctx.interrupt({"amount": number + 1}),
     )
 
 
 async def _told(work: Awaitable[Any]) -> Any:
     try:
         return await work
-    except (ToolFailed, ChildFailed) as error:
+    except (ToolFailed, ChildFailed, InterruptExpired) as error:
         return type(error).__name__
 
 
-def _code_agent() -> HostedAgent:
-    return agent(CODE_AGENT, "1", tools=_GRANTS)(_work)
+# ---------------------------------------------------------------- the agents
 
 
-# ---------------------------------------------------------------- the tools
+def mixed_agents() -> tuple[HostedAgent, HostedAgent]:
+    """Return the loop agent and the code agent, for tools of the same names elsewhere."""
+    return _loop_agent(LOOP_AGENT, tools=PLAIN_GRANTS), _code_agent(tools=PLAIN_GRANTS)
 
 
-def _chance() -> random.Random:
-    return workplace.get().outside.chance
+def _loop_agent(
+    agent_id: str, version: str = "1", tools: Sequence[ToolGrant] = GRANTS, **how: Any
+) -> HostedAgent:
+    return loop_agent(agent_id, version, ScriptedPlanner(_decide), tools=tools, **how)
 
 
-async def _pay(name: str, amount: int, context: ToolContext, *, once: bool = False) -> Returned:
-    """Pay after a while, and tell it after another; with `once`, once per key."""
-    place = workplace.get()
-    outside, before = place.outside, place.disturbances()
-    await asyncio.sleep(_chance().random() * 3)
-    place.meet("crash")
-    await asyncio.sleep(0)  # where a crash takes hold
-    key = context.effect_key
-    if not once or outside.find(key) is None:
-        effect = Effect(
-            key=key,
-            tool=name,
-            run_id=context.run_id,
-            amount=amount,
-            execution=context.execution,
-            worker=place.worker,
-            disturbed=place.disturbances() != before,
-        )
-        outside.journal.append(effect)
-    place.meet("crash_after")
-    await asyncio.sleep(_chance().random() * 3)
-    return succeeded({"paid": amount}, external_ref=f"receipt-{key[:8]}")
+def _code_agent(version: str = "1", tools: Sequence[ToolGrant] = GRANTS, **how: Any) -> HostedAgent:
+    return agent(CODE_AGENT, version, tools=tools, **how)(_work)
 
 
-def _tools() -> list[FunctionTool[..., Any]]:
-    def look(effect_key: str) -> Returned:
-        paid = workplace.get().outside.find(effect_key)
-        if paid is None:
-            return not_happened()
-        return succeeded({"paid": paid.amount}, external_ref=f"receipt-{effect_key[:8]}")
-
-    @tool(trusted=True, idempotent=False, **_WRITE)
-    async def pay(amount: int, context: ToolContext) -> Returned:
-        """Pay; a second execution pays again."""
-        return await _pay("pay", amount, context)
-
-    @tool(trusted=True, idempotent=True, retry=_AGAIN, **_WRITE)
-    async def pay_idempotent(amount: int, context: ToolContext) -> Returned:
-        """Pay once per key, however often it runs."""
-        return await _pay("pay_idempotent", amount, context, once=True)
-
-    @tool(trusted=True, idempotent=False, lookup=look, **_WRITE)
-    async def pay_with_lookup(amount: int, context: ToolContext) -> Returned:
-        """Pay; what became of a payment can be looked up."""
-        return await _pay("pay_with_lookup", amount, context)
-
-    @tool(trusted=True, idempotent=True, retry=_AGAIN, **_WRITE)
-    async def publish(amount: int, context: ToolContext) -> Returned:
-        """Pay once per key, after a person has approved."""
-        return await _pay("publish", amount, context, once=True)
-
-    @tool(trusted=True, idempotent=True, retry=_AGAIN, **_WRITE)
-    async def flaky(amount: int, context: ToolContext) -> Returned:
-        """Fail as often as the amount says, then work."""
-        if context.execution <= amount % 3:
-            return failed("not this time", retryable=True)
-        return succeeded(amount)
-
-    return cast(
-        "list[FunctionTool[..., Any]]",
-        [pay, pay_idempotent, pay_with_lookup, publish, flaky, *_reading()],
-    )
-
-
-def _reading() -> list[Any]:
-    @tool(trusted=True)
-    def echo(amount: int) -> JsonValue:
-        """Return the amount."""
-        return amount
-
-    @tool(trusted=True)
-    async def slow(amount: int) -> JsonValue:
-        """Take some time."""
-        await asyncio.sleep(amount % 15 * _chance().random())
-        return amount
-
-    @tool(trusted=True)
-    def draw(amount: int, context: ToolContext) -> str:
-        """Make an artifact."""
-        context.artifact(f"drawing-{amount}.txt", f"a drawing of {amount}", "text/plain")
-        return "drawn"
-
-    return [echo, slow, draw]
+def _talk() -> HostedAgent:
+    names = ((LOOP_AGENT, "ada"), (CODE_AGENT, "bob"))
+    people = [Participant(name=name, agent_id=agent_id) for agent_id, name in names]
+    return conversation(TALK, "1", people, turns_max=3, on_failure="go_on", answer="all")
 
 
 # ---------------------------------------------------------------- user code without threads
@@ -357,6 +275,6 @@ async def _execute(call: Call[Any]) -> None:
     call.settle()
 
 
-def inline_tools() -> LocalToolRunner:
+def inline_tools(agents: Catalog) -> LocalToolRunner:
     """Return a runner that runs everything on the engine's loop."""
-    return LocalToolRunner(catalog().tools, user_code=InlineUserCode(), inline=True, grace_s=1.0)
+    return LocalToolRunner(agents.tools, user_code=InlineUserCode(), inline=True, grace_s=1.0)

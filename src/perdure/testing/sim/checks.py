@@ -5,15 +5,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from perdure.engine.answers import Reply
+from perdure.engine.ports import ApprovalNotice
 from perdure.ops.verify import verify
-from perdure.protocol.events import ResumeEvent, StateEvent
+from perdure.ops.verify.checks import Finding as VerifyFinding
+from perdure.protocol.base import TENANT_DEFAULT
+from perdure.protocol.events import CompensationEvent, ResultEvent, ResumeEvent, StateEvent
 from perdure.protocol.failures import FailureCode
 from perdure.protocol.log import RecordedEvent
 from perdure.protocol.runs import RunRow
 from perdure.protocol.states import TERMINAL, Answer, RunState
-from perdure.store.memory import MemoryDatabase
+from perdure.protocol.tools import ToolResult
+from perdure.store.ports import Database
 from perdure.store.reader import RunFilter
-from perdure.testing.sim.actors import Effect
+from perdure.testing.sim.outside import Effect, Undone
+from perdure.testing.sim.tools import ONCE
 
 PAGE = 500
 SUSPICIOUS = frozenset(
@@ -26,6 +31,9 @@ SUSPICIOUS = frozenset(
 )
 """Ends for which no script gives a reason."""
 
+
+BY_TIME = frozenset({"I37"})
+"""Invariants that compare times of several runs."""
 
 AFTER_THE_END = frozenset({"late", "repair", "compensation"})
 """What may still be written to a run that has ended, when followers have left it."""
@@ -49,11 +57,25 @@ class Facts:
     findings: list[Finding] = field(default_factory=list[Finding])
     coverage: Counter[str] = field(default_factory=Counter[str])
     journal: list[Effect] = field(default_factory=list[Effect])
-    sent: dict[str, dict[str, Reply]] = field(default_factory=dict[str, dict[str, Reply]])
-    """The answers that were sent to each interrupt, by who gave them."""
+    undone: list[Undone] = field(default_factory=list[Undone])
+    notices: list[ApprovalNotice] = field(default_factory=list[ApprovalNotice])
+    sent: dict[str, list[Reply]] = field(default_factory=dict[str, list[Reply]])
+    """The answers that were sent to each interrupt."""
 
-    accepted: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
-    """Who was told that the answer counts."""
+    accepted: dict[str, list[Reply]] = field(default_factory=dict[str, list[Reply]])
+    """Those of which it was said that they count."""
+
+    called: dict[str, list[ToolResult]] = field(default_factory=dict[str, list[ToolResult]])
+    """The results that the provider told of each call."""
+
+    taken: dict[str, list[ToolResult]] = field(default_factory=dict[str, list[ToolResult]])
+    """Those of which it was said that they count."""
+
+    set_back: bool = False
+    """The database's clock was set back: what comes later may have an earlier time."""
+
+    releases: bool = False
+    """Versions of agents go away, and their runs end with them."""
 
     seen: dict[str, list[RecordedEvent]] = field(default_factory=dict[str, list[RecordedEvent]])
     cancelled: set[str] = field(default_factory=set[str])
@@ -68,7 +90,7 @@ class Facts:
         self.findings.append(Finding(check, text))
 
 
-async def unfinished(database: MemoryDatabase) -> list[str]:
+async def unfinished(database: Database) -> list[str]:
     """Return what has not ended, in words."""
     return [
         f"{row.facts.run_id} is {row.hot.state}, parked on {row.hot.parked_on}, held by "
@@ -78,10 +100,16 @@ async def unfinished(database: MemoryDatabase) -> list[str]:
     ]
 
 
-async def check(facts: Facts, database: MemoryDatabase) -> None:
+async def check(facts: Facts, database: Database) -> None:
     """Check everything that a play left."""
-    await verify(database.reader, on_finding=lambda one: facts.found("verify", str(one)))
+    by_time = BY_TIME if facts.set_back else frozenset[str]()
+    found: list[VerifyFinding] = []
+    await verify(database.reader, on_finding=found.append)
+    for one in found:
+        if one.check not in by_time:
+            facts.found("verify", str(one))
     retries: Counter[str] = Counter()
+    undoing: dict[str, set[str]] = {}
     for row in await _runs(database):
         log = await _log(database, row.facts.run_id)
         facts.runs += 1
@@ -89,12 +117,17 @@ async def check(facts: Facts, database: MemoryDatabase) -> None:
         _cover(facts, row, log)
         _check_end(facts, row)
         _check_answers(facts, log)
-        _check_followed(facts, row.facts.run_id, log)
-        retries += await _retries(database, log)
+        _check_callbacks(facts, log)
+        _check_followed(facts, row, log)
+        retries += await _retries(facts, database, row, log)
+        for event in log:
+            if isinstance(event.data, CompensationEvent):
+                undoing.setdefault(event.data.key, set()).add(event.data.status)
     _check_journal(facts, retries)
+    _check_undone(facts, undoing)
 
 
-async def _runs(database: MemoryDatabase) -> list[RunRow]:
+async def _runs(database: Database) -> list[RunRow]:
     rows: list[RunRow] = []
     after: str | None = None
     while page := await database.reader.list_runs(None, RunFilter(), after=after, limit=PAGE):
@@ -103,10 +136,12 @@ async def _runs(database: MemoryDatabase) -> list[RunRow]:
     return rows
 
 
-async def _log(database: MemoryDatabase, run_id: str) -> list[RecordedEvent]:
+async def _log(database: Database, run_id: str) -> list[RecordedEvent]:
     log: list[RecordedEvent] = []
-    while page := await database.reader.events_after(run_id, len(log), limit=PAGE):
+    seq = 0
+    while page := await database.reader.events_after(run_id, seq, limit=PAGE):
         log += page
+        seq = page[-1].seq
     return log
 
 
@@ -115,11 +150,16 @@ def _cover(facts: Facts, row: RunRow, log: Sequence[RecordedEvent]) -> None:
         facts.coverage[f"event {event.type}"] += 1
         if isinstance(event.data, StateEvent) and event.data.why is not None:
             facts.coverage[f"transition {event.data.why}"] += 1
+        if isinstance(event.data, CompensationEvent):
+            facts.coverage[f"compensation {event.data.status}"] += 1
+    if row.hot.retained_from_seq > 1:
+        facts.coverage["history dropped"] += 1
     facts.coverage[f"end {row.hot.state} {row.hot.code or ''}".strip()] += 1
 
 
 def _check_end(facts: Facts, row: RunRow) -> None:
-    if row.hot.code in SUSPICIOUS:
+    gone = row.hot.code is FailureCode.CHECKPOINT_INCOMPATIBLE and facts.releases
+    if row.hot.code in SUSPICIOUS and not gone:
         facts.found("end", f"{row.facts.run_id} ended as {row.hot.code}")
     if row.facts.run_id in facts.cancelled and row.hot.state is RunState.SUCCEEDED:
         facts.found("cancel", f"the cancel of {row.facts.run_id} was accepted, and it succeeded")
@@ -131,43 +171,84 @@ def _check_answers(facts: Facts, log: Sequence[RecordedEvent]) -> None:
         resume = event.data
         if not isinstance(resume, ResumeEvent) or resume.outcome != "answered":
             continue
-        sent = facts.sent.get(resume.interrupt_id, {})
-        reply = sent.get(resume.by or "")
+        if resume.answer in {Answer.CONTINUE, Answer.STEP}:
+            continue
+        told = Reply(
+            answer=Answer(resume.answer or ""),
+            by=resume.by or "",
+            value=resume.value,
+            args=resume.effective_args,
+        )
         named = f"{resume.interrupt_id} (event {event.seq} of {event.run_id})"
-        if reply is None:
-            facts.found("answers", f"{named} has an answer of {resume.by}, who gave it none")
-        elif resume.answer != reply.answer:
-            facts.found("answers", f"{named} was answered {reply.answer}, not {resume.answer}")
+        sent = [(one.by, one.digest()) for one in facts.sent.get(resume.interrupt_id, [])]
+        if (told.by, told.digest()) not in sent:
+            facts.found("answers", f"{named} has an answer that nobody gave it: {told}")
         accepted = facts.accepted.get(resume.interrupt_id, [])
-        if any(by != resume.by and not _same(sent, by, resume.by) for by in accepted):
-            facts.found("answers", f"{named} has the answer of {resume.by}, not of {accepted}")
+        if any(one.digest() != told.digest() for one in accepted):
+            facts.found("answers", f"{named} has the answer {told}, not {accepted}")
 
 
-def _same(sent: dict[str, Reply], one: str, other: str | None) -> bool:
-    return one in sent and other in sent and sent[one].digest() == sent[other or ""].digest()
+def _check_callbacks(facts: Facts, log: Sequence[RecordedEvent]) -> None:
+    """The result of a callback is one that was told of this call, and the one that was taken."""
+    for event in log:
+        result = event.data
+        if not isinstance(result, ResultEvent) or result.by != "callback":
+            continue
+        told = _in_short(result)
+        named = f"{result.tool_call_id} (event {event.seq} of {event.run_id})"
+        called = [_in_short(one) for one in facts.called.get(result.tool_call_id, [])]
+        if told not in called:
+            facts.found("callbacks", f"{named} has a result that nobody told: {told}")
+        taken = [_in_short(one) for one in facts.taken.get(result.tool_call_id, [])]
+        if any(one != told for one in taken):
+            facts.found("callbacks", f"{named} has the result {told}, not {taken}")
 
 
-def _check_followed(facts: Facts, run_id: str, log: Sequence[RecordedEvent]) -> None:
+def _in_short(result: ResultEvent | ToolResult) -> tuple[str, str]:
+    reason = "" if result.error is None else result.error.reason
+    return result.status, f"{result.output} {reason}"
+
+
+def _check_followed(facts: Facts, row: RunRow, log: Sequence[RecordedEvent]) -> None:
+    """What was followed is the log, as far as it is kept, up to the end."""
+    run_id = row.facts.run_id
     seen = facts.seen.get(run_id)
     if seen is None:
         return
     if run_id not in facts.followed:
         facts.found("followers", f"whoever follows {run_id} never came to its end")
         return
-    told, written = ([(e.seq, e.type, e.raw) for e in events] for events in (seen, log))
-    unseen = {e.type for e in log[len(seen) :]}
-    if told != written[: len(told)] or not unseen <= AFTER_THE_END:
+    kept_from = row.hot.retained_from_seq
+    last = seen[-1].seq if seen else 0
+    told = [(e.seq, e.type, e.raw) for e in seen if e.seq >= kept_from]
+    written = [(e.seq, e.type, e.raw) for e in log if e.seq <= last]
+    before = [e.seq for e in seen if e.seq < kept_from]
+    in_order = before == list(range(1, len(before) + 1))
+    unseen = {e.type for e in log if e.seq > last}
+    if told != written or not in_order or not unseen <= AFTER_THE_END:
         facts.found("followers", f"what was seen of {run_id} is not its log")
 
 
-async def _retries(database: MemoryDatabase, log: Sequence[RecordedEvent]) -> Counter[str]:
-    """Return by effect key how often people decided that a call is to be run again."""
+async def _retries(
+    facts: Facts, database: Database, row: RunRow, log: Sequence[RecordedEvent]
+) -> Counter[str]:
+    """Return by effect key how often people decided that a call is to be run again.
+
+    Where the log is no longer kept, how often they said so.
+    """
     retries: Counter[str] = Counter()
-    for event in log:
-        resume = event.data
-        if not isinstance(resume, ResumeEvent) or resume.answer != Answer.RETRY:
-            continue
-        call = await database.reader.find_tool_call("default", resume.tool_call_id or "")
+    calls: list[str | None] = [
+        event.data.tool_call_id
+        for event in log
+        if isinstance(event.data, ResumeEvent) and event.data.answer == Answer.RETRY
+    ]
+    if row.hot.retained_from_seq > 1:
+        for interrupt_id, replies in facts.sent.items():
+            asked = await database.reader.find_interrupt(TENANT_DEFAULT, interrupt_id)
+            if asked is not None and asked.run_id == row.facts.run_id:
+                calls += [asked.tool_call_id for one in replies if one.answer is Answer.RETRY]
+    for tool_call_id in calls:
+        call = await database.reader.find_tool_call(TENANT_DEFAULT, tool_call_id or "")
         if call is not None:
             retries[call.effect_key or ""] += 1
     return retries
@@ -181,7 +262,7 @@ def _check_journal(facts: Facts, retries: Counter[str]) -> None:
     """
     effects: Counter[str] = Counter()
     for effect in facts.journal:
-        once = effect.tool in {"pay_idempotent", "publish"}
+        once = effect.tool in ONCE
         effects[effect.key] += once or not effect.disturbed
         facts.coverage[f"effect {effect.tool}"] += 1
         if effect.disturbed and not once:
@@ -189,3 +270,23 @@ def _check_journal(facts: Facts, retries: Counter[str]) -> None:
     for key, count in effects.items():
         if count > 1 + retries[key]:
             facts.found("journal", f"{count} effects under {key}, {retries[key]} retries decided")
+
+
+def _check_undone(facts: Facts, undoing: dict[str, set[str]]) -> None:
+    """What was undone had been done, was to be undone, and is so once; what is told is so."""
+    done = {effect.key for effect in facts.journal}
+    kept = "history dropped" not in facts.coverage
+    for key, count in Counter(one.key for one in facts.undone).items():
+        if count > 1:
+            facts.found("undone", f"{count} times under {key}")
+        if kept and "started" not in undoing.get(key, set()):
+            facts.found("undone", f"{key} was undone, and nothing tells of it")
+    for one in facts.undone:
+        facts.coverage["effect undone"] += 1
+        if one.of not in done:
+            facts.found("undone", f"{one.of} was undone and never done")
+    undone = {one.key for one in facts.undone}
+    for key, told in undoing.items():
+        if "succeeded" in told and key not in undone:
+            facts.found("undone", f"{key} is told of as undone, and is not")
+    facts.coverage["approvers told"] += len(facts.notices)

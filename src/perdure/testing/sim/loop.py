@@ -1,13 +1,14 @@
 """An event loop on a virtual clock, whose order a seed chooses, and that can stop a process.
 
-`time()` is a number. The selector never waits: when nothing is ready the clock jumps to the next
-timer, and it moves on only when nothing is ready any more. Every callback belongs to the process
+`time()` is a number. Nothing is waited for: when nothing is ready the clock jumps to the next
+timer, and it moves on only then. Every callback belongs to the process
 in whose context it was made. Which process goes on is chosen by the seed; those of a process that is
 stopped are put aside, so that it neither runs nor cleans up: as SIGSTOP does when
 it is resumed later, and as kill -9 when it is not.
 """
 
 import asyncio
+import heapq
 import random
 import selectors
 from collections import deque
@@ -24,8 +25,8 @@ START_S = 1000.0
 ROUNDS_MAX = 50_000
 """How many callbacks may run at one moment; more is taken for a loop that never ends."""
 
-CALLBACKS_MAX = 60_000
-"""How many callbacks a play may take in all; an ordinary one takes a tenth of it."""
+CALLBACKS_MAX = 80_000
+"""How many callbacks a play may take in all; an ordinary one takes a twentieth of it."""
 
 
 class Livelock(RuntimeError):
@@ -55,21 +56,6 @@ _process: ContextVar[Process | None] = ContextVar("perdure_sim_process", default
 def current_process() -> Process | None:
     """Return the process that the running code belongs to; None for the world around them."""
     return _process.get()
-
-
-class _Selector(selectors.SelectSelector):
-    """Waits for nothing: the time it would have waited has passed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.pass_time: Callable[[float], None] = lambda _: None
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if timeout is None:
-            raise Livelock("nothing is left to happen: everybody waits for ever")
-        if timeout > 0:
-            self.pass_time(timeout)
-        return []
 
 
 class _Ready:
@@ -147,13 +133,13 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     """The loop of a simulation."""
 
     def __init__(self, chance: random.Random) -> None:
-        selector = _Selector()
-        super().__init__(selector)
-        selector.pass_time = self._pass_time
+        super().__init__(selectors.SelectSelector())
         self._now = START_S
         nothing = asyncio.Handle(lambda: None, (), self)
         nothing.cancel()
         self._ready = _Ready(chance, nothing)
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._timers_made = 0
         self.callbacks = 0
         self._tasks_made = 0
         self.set_task_factory(self._make_task)
@@ -162,8 +148,43 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """Return the virtual time in seconds."""
         return self._now
 
-    def _pass_time(self, seconds: float) -> None:
-        self._now += seconds
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[..., object],
+        *args: Any,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        """Call back at a time; those of one time in the order in which they were made."""
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        self._timers_made += 1
+        heapq.heappush(self._timers, (when, self._timers_made, timer))
+        return timer
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """A cancelled timer is thrown away once it is due."""
+
+    def _run_once(self) -> None:
+        """Run what is ready, once; when nothing is, the time of the next timer has come."""
+        ready = self._ready
+        if not ready:
+            self._pass_time()
+        while self._timers and self._timers[0][0] <= self._now:
+            timer = heapq.heappop(self._timers)[2]
+            if not timer.cancelled():
+                ready.append(timer)
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if not handle.cancelled():
+                cast("Any", handle)._run()  # noqa: SLF001  # as asyncio's own loop does
+        handle = None
+
+    def _pass_time(self) -> None:
+        while self._timers and self._timers[0][2].cancelled():
+            heapq.heappop(self._timers)
+        if not self._timers:
+            raise Livelock("nothing is left to happen: everybody waits for ever")
+        self._now = max(self._now, self._timers[0][0])
         self.callbacks += self._ready.taken
         self._ready.taken = 0
         if self.callbacks > CALLBACKS_MAX:

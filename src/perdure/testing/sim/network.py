@@ -14,14 +14,13 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from hashlib import sha256
 from types import TracebackType
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Self, cast
 
-from perdure.protocol.errors import PerdureError, Unavailable
+from perdure.protocol.errors import Unavailable
 from perdure.protocol.runs import RunHot
 from perdure.signals.bells import Bell
 from perdure.signals.ports import CANCEL_TOPIC, Wakeup
 from perdure.store.commits import Commit, Committed
-from perdure.store.memory import MemoryDatabase
 from perdure.store.ports import Store
 from perdure.store.reader import Reader
 from perdure.store.requests import CancelWish
@@ -29,8 +28,7 @@ from perdure.testing.clock import START
 from perdure.testing.faults import Boundary, boundaries_of
 from perdure.testing.sim.loop import START_S, Process, VirtualLoop, current_process
 from perdure.testing.sim.script import FAULTS_END_S, Fault, Weather
-
-T = TypeVar("T")
+from perdure.testing.sim.stores import Backend
 
 TRAVEL_S = 0.02
 """The longest ordinary way of a request or an answer."""
@@ -88,7 +86,7 @@ class Network:
     """What lies between the processes. `stop` stops a process for a while, or for ever (None)."""
 
     loop: VirtualLoop
-    database: MemoryDatabase
+    backend: Backend
     chance: random.Random
     trace: Trace
     stop: Callable[[Process, float | None, float], None]
@@ -102,6 +100,7 @@ class Network:
     coverage: Counter[str] = field(default_factory=Counter[str])
     heals_at: float = START_S + FAULTS_END_S
     _server: Process = field(default_factory=lambda: Process("database"))
+    _working: set["asyncio.Task[None]"] = field(default_factory=set["asyncio.Task[None]"])
     _wishes: list[tuple[str, CancelWish]] = field(default_factory=list[tuple[str, CancelWish]])
     _met: Counter[str] = field(default_factory=Counter[str])
     _topics: list[tuple[str, Bell, Process | None]] = field(
@@ -111,11 +110,11 @@ class Network:
 
     def store_of(self, process: Process) -> Store:
         """Return the store as a process sees it."""
-        return cast("Store", _Port(self, self.database.store, process))
+        return cast("Store", _Port(self, self.backend.database.store, process))
 
     def reader_of(self, process: Process) -> Reader:
         """Return the reader as a process sees it."""
-        return cast("Reader", _Port(self, self.database.reader, process))
+        return cast("Reader", _Port(self, self.backend.database.reader, process))
 
     @property
     def is_healed(self) -> bool:
@@ -163,15 +162,26 @@ class Network:
         self.loop.call_later(delay_s, act, *args, context=self._server.context)
 
     def _carry_out(self, request: "_Request") -> None:
-        """Do what is asked, in one piece."""
+        self._work(self._perform(request))
+
+    def _work(self, work: Coroutine[Any, Any, None]) -> None:
+        """Let the database work: in one piece, unless it takes turns for its writes."""
+        if self.backend.waits:
+            task = self.loop.create_task(work, context=self._server.context)
+            self._working.add(task)
+            task.add_done_callback(self._working.discard)
+        else:
+            _at_once(work)
+
+    async def _perform(self, request: "_Request") -> None:
         result, error = None, None
         try:
             if self.cancel_by_signal and request.name == "request_cancel":
-                result = self._remember_cancel(*request.args)
+                result = await self._remember_cancel(*request.args)
             else:
                 method = getattr(request.target, request.name)
-                result = _at_once(method(*request.args, **request.kwargs))
-        except PerdureError as failure:
+                result = await method(*request.args, **request.kwargs)
+        except Exception as failure:  # noqa: BLE001  # it is for whoever asked
             error = failure
         self._note(request, result, error)
         fault = request.fault
@@ -199,11 +209,11 @@ class Network:
                 return
         self._met[f"{boundary} {kind}"] += 1
 
-    def _remember_cancel(self, run_id: str, wish: CancelWish) -> RunHot | None:
+    async def _remember_cancel(self, run_id: str, wish: CancelWish) -> RunHot | None:
         """Write the cancel of a held run only once a worker hears of it."""
-        row = _at_once(self.database.reader.find_run(None, run_id))
+        row = await self.backend.database.reader.find_run(None, run_id)
         if row is None or row.hot.lease_owner is None:
-            return _at_once(self.database.store.request_cancel(run_id, wish))
+            return await self.backend.database.store.request_cancel(run_id, wish)
         self._wishes.append((run_id, wish))
         return row.hot
 
@@ -233,7 +243,8 @@ class Network:
 
     def _note(self, request: "_Request", result: object, error: Exception | None) -> None:
         if error is None and (
-            request.target is self.database.reader or (request.name in SILENT and not result)
+            request.target is self.backend.database.reader
+            or (request.name in SILENT and not result)
         ):
             return
         self.trace.add(f"{request.process} {request.name} {_told(request, result, error)}")
@@ -273,8 +284,11 @@ class Network:
         if topic == CANCEL_TOPIC and process is not None and process.name.startswith("worker"):
             wishes, self._wishes = self._wishes, []
             for run_id, wish in wishes:
-                _at_once(self.database.store.request_cancel(run_id, wish))
+                self._work(self._cancel(run_id, wish))
         bell.ring()
+
+    async def _cancel(self, run_id: str, wish: CancelWish) -> None:
+        await self.backend.database.store.request_cancel(run_id, wish)
 
     @asynccontextmanager
     async def listen(self, topic: str) -> AsyncGenerator[Wakeup]:
@@ -347,12 +361,12 @@ class _Port:
         return ask
 
 
-def _at_once(work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of a coroutine that awaits nothing, as those of the memory store."""
+def _at_once(work: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine that awaits nothing, as those of the memory store."""
     try:
         work.send(None)
-    except StopIteration as stop:
-        return cast("T", stop.value)
+    except StopIteration:
+        return
     work.close()
     raise RuntimeError("the memory store waits for something")
 

@@ -1,6 +1,6 @@
 """Five faults that can be planted into the engine in memory, to see that the simulation finds them."""
 
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -16,6 +16,11 @@ from perdure.store.commits import Commit, CommitResult
 from perdure.store.memory import applying
 from perdure.store.reader import InterruptFilter
 from perdure.store.requests import ClaimWant
+from perdure.store.sqlite import committing
+from perdure.store.sqlite.gathering import Rows
+from perdure.store.sqlite.prepared import Prepared
+from perdure.store.sqlite.transaction import Transaction
+from perdure.testing.sim.script import Profile
 
 Give = Callable[[Core, str, str, Reply], Awaitable[Answered]]
 
@@ -33,6 +38,8 @@ class Planted:
     """The cancel of a held run becomes durable only once a worker hears its signal."""
 
     answer: Give = answer_interrupt
+    profile: Profile = "mixed"
+    """What finds it soon."""
 
     @contextmanager
     def patched(self) -> Generator[None]:
@@ -53,6 +60,28 @@ def _unfenced(commit: Commit, hot: RunHot) -> CommitResult | None:
     owner = hot.lease_owner or "nobody"
     guard = replace(guard, token=token, expected_seq=hot.last_seq)
     return rules.judge(replace(commit, guard=guard), replace(hot, lease_owner=owner))
+
+
+_advance: Callable[[Transaction, Rows, Prepared], CommitResult] = vars(committing)["_advance"]
+
+
+def _advance_unfenced(tx: Transaction, rows: Rows, prepared: Prepared) -> CommitResult:
+    """Write to a row of SQLite as if whoever writes held it, behind what was written meanwhile."""
+    kept = tx.load(prepared.run)
+    if kept is not None:
+        held = kept.hot.lease_owner is not None
+        guard = replace(
+            prepared.commit.guard,
+            token=kept.hot.lease_token if held else None,
+            expected_seq=kept.hot.last_seq,
+        )
+        prepared = replace(prepared, commit=replace(prepared.commit, guard=guard))
+    return _advance(tx, rows, prepared)
+
+
+def _pass_nobody(tx: Transaction, part: Sequence[Prepared]) -> committing.Passed:
+    """Leave all commits to what reads their rows."""
+    return {}
 
 
 _take, _lose = rules.take, rules.lose
@@ -81,8 +110,15 @@ async def _answer_by_order(core: Core, tenant_id: str, interrupt_id: str, reply:
 
 
 PLANTED: tuple[Planted, ...] = (
-    Planted(name="fence-dropped", patches=((applying, "judge", _unfenced),)),
-    Planted(name="acknowledged-before-commit", acknowledge_early=True),
+    Planted(
+        name="fence-dropped",
+        patches=(
+            (applying, "judge", _unfenced),
+            (committing, "_advance", _advance_unfenced),
+            (committing, "_pass", _pass_nobody),
+        ),
+    ),
+    Planted(name="acknowledged-before-commit", acknowledge_early=True, profile="commits"),
     Planted(name="resumed-by-order", answer=_answer_by_order),
     Planted(name="cancel-by-signal-only", cancel_by_signal=True),
     Planted(

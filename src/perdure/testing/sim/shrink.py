@@ -5,11 +5,18 @@ from dataclasses import replace
 from perdure.testing.sim.planted import NOTHING, Planted
 from perdure.testing.sim.play import Outcome, simulate
 from perdure.testing.sim.script import Item, Script
+from perdure.testing.sim.stores import StoreKind
 
 PLAYS_MAX = 300
 
 
-def shrink(outcome: Outcome, planted: Planted = NOTHING, plays_max: int = PLAYS_MAX) -> Outcome:
+def shrink(
+    outcome: Outcome,
+    planted: Planted = NOTHING,
+    plays_max: int = PLAYS_MAX,
+    *,
+    store: StoreKind = "memory",
+) -> Outcome:
     """Return the outcome of a shorter script that fails the same check; as short as it gets."""
     best = outcome
     checks = {finding.check for finding in outcome.findings}
@@ -19,7 +26,9 @@ def shrink(outcome: Outcome, planted: Planted = NOTHING, plays_max: int = PLAYS_
         place, shorter = 0, False
         while place < len(best.script.items) and left > 0:
             items = best.script.items
-            found = _try(best.script, (*items[:place], *items[place + size :]), checks, planted)
+            found = _try(
+                best.script, (*items[:place], *items[place + size :]), checks, planted, store
+            )
             left -= 1
             if found is not None:
                 best, shorter = found, True
@@ -30,8 +39,8 @@ def shrink(outcome: Outcome, planted: Planted = NOTHING, plays_max: int = PLAYS_
 
 
 def _try(
-    script: Script, items: tuple[Item, ...], checks: set[str], planted: Planted
+    script: Script, items: tuple[Item, ...], checks: set[str], planted: Planted, store: StoreKind
 ) -> Outcome | None:
-    outcome = simulate(replace(script, items=items), planted)
+    outcome = simulate(replace(script, items=items), planted, store=store)
     same = any(finding.check in checks for finding in outcome.findings)
     return outcome if same else None

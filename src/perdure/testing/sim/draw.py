@@ -1,0 +1,400 @@
+"""Draws the script of a seed, before anything of it begins: by the seed and the profile alone."""
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from pydantic import JsonValue
+
+from perdure.protocol.states import CancelAction, CancelOption
+from perdure.testing.faults import Boundary
+from perdure.testing.sim.script import (
+    FAULTS_END_S,
+    WORKERS,
+    Again,
+    Cancel,
+    Crash,
+    Drain,
+    Fault,
+    FaultKind,
+    Forget,
+    Item,
+    Jump,
+    Keep,
+    Pause,
+    People,
+    Profile,
+    Provider,
+    Release,
+    Script,
+    Submit,
+    Subscribe,
+    Weather,
+)
+
+GROUPS = 2
+TOPICS = ("news", "orders")
+HOUR_S = 3600.0
+
+
+def draw_script(seed: int, profile: Profile = "mixed") -> Script:
+    """Return the script of a seed."""
+    chance = random.Random(f"{profile} {seed}")  # noqa: S311  # to be repeated, not to be secret
+    runs = _runs(chance, profile)
+    items: list[Item] = [*runs, *_callers(chance, runs), _people(chance), _provider(chance)]
+    for draw in _PROFILES[profile]:
+        items += draw(chance)
+    return Script(seed, tuple(sorted(items, key=lambda item: item.at)), profile)
+
+
+# ---------------------------------------------------------------- what callers do
+
+
+def _runs(chance: random.Random, profile: Profile) -> list[Submit]:
+    count = chance.randint(2, 6)
+    grouped = 0.8 if profile == "agents" else 0.35
+    return [_submit(chance, number, grouped) for number in range(count)]
+
+
+def _submit(chance: random.Random, number: int, grouped: float) -> Submit:
+    is_grouped = chance.random() < grouped
+    agent = chance.choice(["loop", "loop", "loop", "code", "code", "talk"])
+    return Submit(
+        at=round(chance.uniform(0.0, 24.0), 3),
+        run=number,
+        agent=agent,
+        steps=tuple(_steps(chance, 1 if agent == "talk" else 0)),
+        group=chance.randrange(GROUPS) if is_grouped else None,
+        strategy=chance.choice(_STRATEGIES),
+        max_attempts=chance.choice([2, 5, 10]),
+        run_s=chance.choice([None, None, None, 20.0, 60.0]),
+        approval_s=chance.choice([None, None, 8.0]),
+        after_s=chance.choice([None, None, None, None, 6.0]),
+        priority=chance.choice([0, 0, 0, 5, -5]),
+        breakpoints=_breakpoints(chance),
+        twice=chance.random() < 0.1,
+    )
+
+
+_STRATEGIES = (
+    "enqueue",
+    "enqueue",
+    "reject",
+    "interrupt",
+    "rollback",
+    "fork",
+    "optimistic",
+    "optimistic",
+)
+
+
+def _breakpoints(chance: random.Random) -> tuple[tuple[str, str | None], ...]:
+    if chance.random() < 0.85:
+        return ()
+    points = ["before_step", "after_step", "before_tool", "after_tool"]
+    drawn: list[tuple[str, str | None]] = []
+    for _ in range(chance.choice([1, 1, 2])):
+        point = chance.choice(points)
+        about = chance.choice([None, "pay", "echo", "publish"]) if "tool" in point else None
+        drawn.append((point, about))
+    return tuple(drawn)
+
+
+def draw_steps(chance: random.Random) -> list[JsonValue]:
+    """Return the steps of one run of plain tools: calls, children, questions, sleeps."""
+    return [_plain_step(chance, 0) for _ in range(chance.randint(1, 4))]
+
+
+_PLAIN_TOOLS = (
+    "echo",
+    "slow",
+    "pay",
+    "pay",
+    "pay_idempotent",
+    "pay_with_lookup",
+    "publish",
+    "publish",
+    "flaky",
+    "draw",
+)
+
+
+def _plain_step(chance: random.Random, depth: int) -> JsonValue:
+    kind = chance.random()
+    if kind < 0.65 or (kind < 0.85 and depth >= 2):
+        return _calls(chance, _PLAIN_TOOLS)
+    if kind < 0.75:
+        children: list[JsonValue] = [
+            [_plain_step(chance, depth + 1) for _ in range(chance.randint(1, 4))]
+            for _ in range(chance.randint(1, 3))
+        ]
+        return ["spawn", children, chance.random() < 0.8]
+    if kind < 0.87:
+        return ["ask", chance.randint(1, 99)]
+    return ["sleep", round(chance.uniform(0.1, 12.0), 3)]
+
+
+def _calls(chance: random.Random, tools: Sequence[str]) -> JsonValue:
+    count = chance.choice([1, 1, 2, 3])
+    return ["call", [[chance.choice(tools), chance.randint(1, 99)] for _ in range(count)]]
+
+
+def _steps(chance: random.Random, depth: int) -> list[JsonValue]:
+    return [_step(chance, depth) for _ in range(chance.randint(1, 4 - min(depth, 2)))]
+
+
+_TOOLS = (
+    "echo",
+    "slow",
+    "pay",
+    "pay",
+    "pay_idempotent",
+    "pay_idempotent",
+    "pay_with_lookup",
+    "publish",
+    "publish",
+    "transfer",
+    "order",
+    "order_with_lookup",
+    "flaky",
+    "draw",
+)
+
+
+def _step(chance: random.Random, depth: int) -> JsonValue:
+    kind = chance.random()
+    if kind < 0.56 or (kind < 0.66 and depth >= 2):
+        return _calls(chance, _TOOLS)
+    if kind < 0.66:
+        count = chance.randint(1, 3)
+        children: list[JsonValue] = [_steps(chance, depth + 1) for _ in range(count)]
+        return ["spawn", children, chance.random() < 0.8, chance.random() < 0.15]
+    if kind < 0.76:
+        return ["ask", chance.randint(1, 99), chance.choice([None, None, 6.0])]
+    if kind < 0.84:
+        return ["sleep", round(chance.uniform(0.1, 10.0), 3)]
+    if kind < 0.92:
+        return ["tell", chance.choice(TOPICS), chance.randint(1, 99)]
+    if kind < 0.96:
+        return ["note", chance.randint(1, 99)]
+    return ["handoff"]
+
+
+def _callers(chance: random.Random, runs: Sequence[Submit]) -> list[Item]:
+    """What is asked of runs and threads that are there."""
+    items: list[Item] = []
+    for _ in range(chance.choice([0, 1, 1, 2])):
+        run = chance.choice(runs)
+        at = round(run.at + chance.uniform(0.1, 15.0), 3)
+        options = CancelOption(chance.choice([0, 0, 1, 1, 2, 3]))
+        items.append(Cancel(at, run.run, chance.choice(list(CancelAction)), options))
+    modes: list[Literal["retry", "redrive", "fork"]] = ["retry", "redrive", "fork"]
+    for _ in range(chance.choice([0, 0, 0, 1, 2])):
+        run = chance.choice(runs)
+        at = round(run.at + chance.uniform(3.0, 25.0), 3)
+        items.append(Again(at, run.run, chance.choice(modes)))
+    return [*items, *_threads(chance)]
+
+
+def _threads(chance: random.Random) -> list[Item]:
+    items: list[Item] = []
+    for group in range(GROUPS):
+        for _ in range(chance.choice([0, 1, 2])):
+            at = round(chance.uniform(0.0, 12.0), 3)
+            topic, agent = chance.choice(TOPICS), chance.choice(["loop", "code"])
+            items.append(Subscribe(at, group, topic, agent))
+            if chance.random() < 0.2:
+                later = round(at + chance.uniform(0.0, 20.0), 3)
+                items.append(Subscribe(later, group, topic, agent, ends=True))
+        if chance.random() < 0.1:
+            items.append(Forget(round(chance.uniform(10.0, 60.0), 3), group))
+    return items
+
+
+def _people(chance: random.Random) -> People:
+    return People(
+        at=0.0,
+        pause_s=chance.uniform(1.0, 8.0),
+        doubled=chance.choice([0.0, 0.3, 0.8]),
+        opposite=chance.choice([0.0, 0.5]),
+        idle=chance.choice([0.0, 0.2]),
+        deaf=chance.choice([0.0, 0.4]),
+    )
+
+
+def _provider(chance: random.Random) -> Provider:
+    return Provider(
+        at=0.0,
+        late_s=chance.choice([0.5, 6.0, 15.0]),
+        doubled=chance.choice([0.0, 0.3, 0.8]),
+        opposite=chance.choice([0.0, 0.5]),
+        silent=chance.choice([0.0, 0.3]),
+    )
+
+
+# ---------------------------------------------------------------- what goes wrong
+
+_METHODS = (
+    "insert_run",
+    "claim_runs",
+    "renew_leases",
+    "commit",
+    "commit",
+    "commit",
+    "request_cancel",
+    "requeue_expired",
+    "record_late",
+    "release_runs",
+    "take_away",
+    "put_subscription",
+    "expire_history",
+    "register",
+    "events_after",
+    "find_run",
+    "find_interrupt",
+    "find_tool_call",
+    "due_timers",
+    "leases_of",
+)
+_KINDS: tuple[FaultKind, ...] = ("refused", "ack_lost", "ack_lost", "late", "slow")
+
+
+def _crashes(chance: random.Random) -> list[Item]:
+    return [
+        Crash(_when(chance), chance.randrange(WORKERS), round(chance.uniform(0.0, 20.0), 3))
+        for _ in range(chance.randint(0, 3))
+    ]
+
+
+def _pauses(chance: random.Random) -> list[Item]:
+    return [
+        Pause(_when(chance), chance.randrange(WORKERS), round(chance.uniform(1.0, 30.0), 3))
+        for _ in range(chance.randint(0, 3))
+    ]
+
+
+def _drains(chance: random.Random) -> list[Item]:
+    return [
+        Drain(_when(chance), chance.randrange(WORKERS)) for _ in range(chance.choice([0, 0, 1]))
+    ]
+
+
+def _release(chance: random.Random) -> list[Item]:
+    if chance.random() < 0.75:
+        return []
+    kinds: list[Any] = ["beside", "continues", "replaces"]
+    each_s = round(chance.uniform(0.0, 6.0), 3)
+    return [Release(round(chance.uniform(3.0, 25.0), 3), chance.choice(kinds), each_s)]
+
+
+def _keep(chance: random.Random) -> list[Item]:
+    if chance.random() < 0.75:
+        return []
+    return [Keep(0.0, chance.choice([None, 0.0, 10.0]), chance.choice([0.0, 15.0]))]
+
+
+def _jumps(chance: random.Random) -> list[Item]:
+    return [_jump(chance)] if chance.random() < 0.25 else []
+
+
+def _many_jumps(chance: random.Random) -> list[Item]:
+    return [_jump(chance) for _ in range(chance.randint(1, 4))]
+
+
+def _jump(chance: random.Random) -> Jump:
+    """The database's clock goes back by no more than what the rest of a play makes up for: until
+    it has caught up no lease runs out.
+    """
+    worker = chance.choice([None, *range(WORKERS + 1)])
+    steps = [-20.0, -1.0, 5.0, 15.0, 20.0, HOUR_S, 5 * HOUR_S]
+    if worker is not None:
+        steps += [-HOUR_S, -7 * HOUR_S]
+    return Jump(_when(chance), worker, chance.choice(steps))
+
+
+def _port_faults(chance: random.Random) -> list[Item]:
+    return [
+        Fault(
+            0.0,
+            chance.choice(_METHODS) if chance.random() < 0.5 else chance.choice(list(Boundary)),
+            chance.choice([1, 1, 2, 3, 5, 8, 13, 30]),
+            chance.choice(_KINDS),
+            round(chance.uniform(0.05, 8.0), 3),
+        )
+        for _ in range(chance.randint(0, 10))
+    ]
+
+
+def _commit_faults(chance: random.Random) -> list[Item]:
+    kinds: tuple[FaultKind, ...] = ("refused", "ack_lost", "late")
+    return [
+        Fault(
+            0.0,
+            "commit",
+            chance.randint(1, 60),
+            chance.choice(kinds),
+            round(chance.uniform(0.05, 8.0), 3),
+        )
+        for _ in range(10)
+    ]
+
+
+def _boundary_crashes(chance: random.Random) -> list[Item]:
+    kinds: tuple[FaultKind, ...] = ("crash", "crash_after", "pause")
+    return [
+        Fault(
+            0.0,
+            chance.choice(list(Boundary)),
+            chance.choice([1, 1, 2, 3, 5, 8]),
+            chance.choice(kinds),
+            round(chance.uniform(0.5, 25.0), 3),
+        )
+        for _ in range(chance.randint(0, 5))
+    ]
+
+
+def _weather(chance: random.Random) -> list[Item]:
+    lost = chance.choice([0.0, 0.1, 0.5, 1.0])
+    return [Weather(0.0, lost, *(chance.choice([0.0, 0.2]) for _ in range(3)))]
+
+
+def _slowness(chance: random.Random) -> list[Item]:
+    return [
+        Fault(
+            0.0,
+            chance.choice(_METHODS),
+            chance.randint(1, 40),
+            "slow",
+            round(chance.uniform(1.0, 20.0), 3),
+        )
+        for _ in range(20)
+    ]
+
+
+def _when(chance: random.Random) -> float:
+    return round(chance.uniform(0.5, FAULTS_END_S), 3)
+
+
+_Draw = Callable[[random.Random], list[Item]]
+_MIXED: Sequence[_Draw] = (
+    _crashes,
+    _pauses,
+    _drains,
+    _release,
+    _keep,
+    _jumps,
+    _port_faults,
+    _boundary_crashes,
+    _weather,
+)
+_PROFILES: dict[Profile, Sequence[_Draw]] = {
+    "mixed": _MIXED,
+    "calm": (),
+    "crash": (_crashes, _drains, _boundary_crashes, _boundary_crashes),
+    "signals": (_weather,),
+    "slow": (_slowness, _weather),
+    "clocks": (_many_jumps, _crashes, _keep),
+    "commits": (_commit_faults, _pauses),
+    "agents": (_release, _drains, _port_faults, _weather),
+}
+PROFILES: tuple[Profile, ...] = tuple(_PROFILES)
