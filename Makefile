@@ -76,16 +76,15 @@ bench: $(VENV)/.dev  ## measure throughput and latency; ARGS= adds options
 # Each process has a PostgreSQL of its own. JOBS=0 runs all in one process, for a debugger.
 # The byte code of tests is kept even where imports may not write any: making it anew costs each
 # process as much as a tenth of the quick tests.
-JOBS := 2
+# One process more than the two cores that CI has: tests also wait, for processes and for each other.
+JOBS := 3
 PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n $(JOBS) --dist worksteal
 
 .PHONY: test
 test: $(VENV)/.dev  ## all tests but those of test-node and crash; ARGS= adds options, JOBS= processes
 	$(PYTEST) $(ARGS)
 
-# One process more than cores: quick tests also wait, for other processes and for each other.
 .PHONY: test-quick
-test-quick: JOBS := 3
 test-quick: $(VENV)/.dev  ## the quick tests: without PostgreSQL, streams, snippets and mutants
 	$(PYTEST) -m "not slow and not crash_full" -k "not postgres and not openapi and not snippets and not mutants" \
 		--ignore tests/crash --ignore tests/streams $(ARGS)

@@ -104,7 +104,7 @@ def _line(
 
 @pytest.mark.timeout(90)
 @settings(
-    max_examples=30,
+    max_examples=15,
     derandomize=True,
     deadline=None,
     suppress_health_check=[

@@ -244,7 +244,6 @@ async def add_events(engine: Embedded, run_id: str, count: int) -> None:
                 epoch=hot.cancel_epoch,
                 from_state=hot.state,
                 expected_seq=hot.last_seq,
-                any_holder=True,
             ),
             hot=HotUpdate(
                 state=hot.state,

@@ -42,7 +42,7 @@ class Child:
         return not Path(f"/proc/{self.postmaster}").exists() and not self.folder.exists()
 
 
-def comes_true(condition: Callable[[], bool], *, within_s: float = 15) -> bool:
+def comes_true(condition: Callable[[], bool], *, within_s: float = 45) -> bool:
     deadline = time.monotonic() + within_s
     pause = threading.Event()
     while not condition():
@@ -89,7 +89,7 @@ def test_a_server_is_gone_with_its_folder_after_its_caller_was_killed(
 ) -> None:
     assert child.folder.exists()
     child.process.send_signal(end)
-    child.process.wait(15)
+    child.process.wait(45)
     assert comes_true(child.left_nothing)
 
 

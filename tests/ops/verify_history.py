@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import anyio
-from pydantic import JsonValue
 
 from perdure.agents.code import Context, agent
 from perdure.engine.breakpoints import continue_run
@@ -314,16 +313,16 @@ async def _ended(engine: Embedded, runs: Runs) -> None:
 
 async def _answered(engine: Embedded, runs: Runs, clock: ShiftingClock) -> None:
     """Runs whose questions are answered, or are not in time."""
-    answers: dict[str, tuple[Answer, JsonValue]] = {
-        "approved": (Answer.APPROVE, None),
-        "edited": (Answer.EDIT, {"amount": 7}),
-        "told": (Answer.RESPOND, None),
-        "rejected": (Answer.REJECT, None),
+    answers: dict[str, tuple[Answer, dict[str, Any]]] = {
+        "approved": (Answer.APPROVE, {}),
+        "edited": (Answer.EDIT, {"args": {"amount": 7}}),
+        "told": (Answer.RESPOND, {"value": "not now"}),
+        "rejected": (Answer.REJECT, {}),
     }
-    for scene, (answer, args) in answers.items():
+    for scene, (answer, words) in answers.items():
         runs[scene] = await engine.submit("approved")
         [question] = await engine.wait_waiting(runs[scene])
-        await engine.answer(question.interrupt_id, answer, args=args)
+        await engine.answer(question.interrupt_id, answer, **words)
         await engine.wait_terminal(runs[scene])
     runs["passed on"] = await engine.submit("passed.on")
     [question] = await engine.wait_waiting(runs["passed on"])

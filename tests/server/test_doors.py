@@ -85,7 +85,7 @@ async def _compare(sites: Sites, sent: Sent) -> Any:
 
 
 _QUICK = settings(
-    max_examples=60,
+    max_examples=25,
     derandomize=True,  # the long profile draws anew
     deadline=None,
     phases=(Phase.explicit, Phase.reuse, Phase.generate),

@@ -266,7 +266,7 @@ class World:
         return run
 
     async def add_event(self, run_id: str, text: str, times: int = 1) -> None:
-        """Append events of some size, in one commit, to a run that nobody holds."""
+        """Append events of some size, in one commit, beside who holds the run, if anybody does."""
         row = await self.core.reader.find_run(None, run_id)
         assert row is not None
         hot = row.hot
@@ -279,7 +279,7 @@ class World:
                 epoch=hot.cancel_epoch,
                 from_state=hot.state,
                 expected_seq=hot.last_seq,
-                any_holder=True,
+                any_holder=hot.lease_owner is not None,
             ),
             hot=HotUpdate(
                 state=hot.state,
