@@ -165,3 +165,24 @@ async def test_what_code_draws_is_the_same_in_a_fork_as_far_as_the_history_is_sh
         first = cast("list[Any]", await answer_of(engine, run_id))
         assert told[:2] == again[:2] == first[:2]
         assert len({told[2], again[2], first[2]}) == 3
+
+
+async def test_a_fork_beside_a_run_that_waits_makes_its_call_under_a_key_of_its_own(
+    url: str, zoo: ToolZoo
+) -> None:
+    """R-5.6, R-7.4: found by the simulation (seed 2606 of `commits`). Both paid under one key."""
+    agent = scripted("payer", [call("pay", amount=3), Finish(answer="paid")], tools=["pay"])
+    async with flow(url, [agent], zoo) as engine:
+        run_id = await engine.submit("payer")
+        await engine.wait_waiting(run_id)
+        fork_id = (await forked(engine, run_id)).run_id
+        for waiting in (fork_id, run_id):
+            (asked,) = await engine.wait_waiting(waiting)
+            await engine.answer(asked.interrupt_id, Answer.APPROVE)
+            await engine.wait_terminal(waiting)
+        keys = [
+            row.effect_key
+            for one in (run_id, fork_id)
+            for row in await engine.core.reader.list_tool_calls(one, after=None, limit=9)
+        ]
+        assert len(set(keys)) == 2

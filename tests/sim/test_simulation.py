@@ -60,11 +60,19 @@ def test_a_planted_fault_is_found(planted: Planted, store: StoreKind) -> None:
     """Each of the five faults of issue 4 (P2) breaks a check, and leaves nothing behind."""
     found = next((seed for seed in range(1, SEEDS_MAX + 1) if _fails(seed, planted, store)), None)
     assert found is not None
-    assert simulate(draw_script(found), store=store).is_green
+    assert simulate(draw_script(found, planted.profile), store=store).is_green
 
 
 def _fails(seed: int, planted: Planted, store: StoreKind = "memory") -> bool:
-    return not simulate(draw_script(seed), planted, store=store).is_green
+    return not simulate(draw_script(seed, planted.profile), planted, store=store).is_green
+
+
+@pytest.mark.parametrize(("seed", "profile"), [(2114, "crash"), (2606, "commits")])
+def test_seeds_that_found_faults_are_green(seed: int, profile: Profile) -> None:
+    """R-9.4: a parent undid again what an orphaned child had begun to undo. R-7.4: a fork and the
+    run it was made beside paid under one key."""
+    outcome = simulate(draw_script(seed, profile))
+    assert outcome.is_green, outcome.findings
 
 
 @pytest.mark.parametrize("store", STORES)
@@ -109,7 +117,7 @@ def test_shrinking_keeps_what_the_failure_needs() -> None:
     """A shorter script fails alike, and leaves out crashes that an answer by order does not need."""
     planted = next(one for one in PLANTED if one.name == "resumed-by-order")
     seed = next(seed for seed in range(1, SEEDS_MAX + 1) if _fails(seed, planted))
-    outcome = simulate(draw_script(seed), planted)
+    outcome = simulate(draw_script(seed, planted.profile), planted)
     short = shrink(outcome, planted, plays_max=15)
     assert not short.is_green
     assert len(short.script.items) < len(outcome.script.items)

@@ -23,11 +23,19 @@ _MAY_HAVE_HAPPENED = frozenset(
 async def taken_over(core: Core, view: RunView, call: OpenCall) -> OpenCall:
     """Return the call with its arguments whole, and whether its effect may have happened.
 
-    What has become of it since the shared part of the log is read from its row.
+    What has become of it since the shared part of the log is read from its row. A fork goes on
+    beside its origin, which carries the call out itself: one that had not begun there gets a key of
+    its own, so that no two runs act under one.
     """
     tenant = view.facts.tenant_id
     args = await load_value(core, tenant, Value(inline=call.args, ref=call.args_ref))
     row = await core.reader.find_tool_call(tenant, call.tool_call_id)
     status = call.status if row is None else row.status
     in_doubt = call.may_have_happened or status in _MAY_HAVE_HAPPENED
-    return replace(call, args=args, may_have_happened=in_doubt and not call.repeatable)
+    own = view.facts.forked_from is not None and not in_doubt
+    return replace(
+        call,
+        args=args,
+        may_have_happened=in_doubt and not call.repeatable,
+        effect_key="" if own else call.effect_key,
+    )

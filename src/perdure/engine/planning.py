@@ -115,7 +115,7 @@ def draft_decision(
 
 
 def draft_inherited(draft: Draft, calls: Sequence[OpenCall], judge: Judge) -> None:
-    """Draft calls that the run takes over from its origin: judged anew, under their old keys.
+    """Draft calls that the run takes over from its origin: judged anew, under the keys they have.
 
     One whose effect may have happened is not run before a person has said what became of it.
     """
@@ -295,7 +295,7 @@ def _draft_call(
         kept=kept,
         spec=spec,
         decision=decision,
-        key=takes_over.effect_key if takes_over is not None else None,
+        key=(takes_over.effect_key or None) if takes_over is not None else None,
     )
     loop = None
     if request.tool not in STEP_TOOLS:  # a loop around a step is the author's own

@@ -9,7 +9,13 @@ from perdure.engine.ports import ApprovalNotice
 from perdure.ops.verify import verify
 from perdure.ops.verify.checks import Finding as VerifyFinding
 from perdure.protocol.base import TENANT_DEFAULT
-from perdure.protocol.events import CompensationEvent, ResultEvent, ResumeEvent, StateEvent
+from perdure.protocol.events import (
+    ActionEvent,
+    CompensationEvent,
+    ResultEvent,
+    ResumeEvent,
+    StateEvent,
+)
 from perdure.protocol.failures import FailureCode
 from perdure.protocol.log import RecordedEvent
 from perdure.protocol.runs import RunRow
@@ -120,6 +126,7 @@ async def check(facts: Facts, database: Database) -> None:
         _check_callbacks(facts, log)
         _check_followed(facts, row, log)
         retries += await _retries(facts, database, row, log)
+        retries += _redriven(log)
         for event in log:
             if isinstance(event.data, CompensationEvent):
                 undoing.setdefault(event.data.key, set()).add(event.data.status)
@@ -252,6 +259,21 @@ async def _retries(
         if call is not None:
             retries[call.effect_key or ""] += 1
     return retries
+
+
+def _redriven(log: Sequence[RecordedEvent]) -> Counter[str]:
+    """Return the keys of calls that a redrive makes again in its first step: that was decided too."""
+    began = log[0].data if log else None
+    if not isinstance(began, StateEvent) or began.origin is None:
+        return Counter()
+    if began.origin.mode != "redrive":
+        return Counter()
+    over = next((event.seq for event in log if event.type == "step"), log[-1].seq)
+    return Counter(
+        event.data.effect_key
+        for event in log
+        if isinstance(event.data, ActionEvent) and event.seq < over
+    )
 
 
 def _check_journal(facts: Facts, retries: Counter[str]) -> None:
