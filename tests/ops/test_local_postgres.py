@@ -22,7 +22,8 @@ from perdure.protocol.errors import Invalid, Unavailable
 pytestmark = pytest.mark.slow
 
 CALLER = """
-import json, sys
+import json, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 from perdure.ops.local_postgres import local_postgres
 with local_postgres() as server:
     print(json.dumps({"pid": server.pid, "folder": str(server.data_dir.parent)}), flush=True)
