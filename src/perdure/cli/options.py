@@ -63,6 +63,8 @@ After = Annotated[
 Reason = Annotated[
     str | None, typer.Option("--reason", help="Why; kept in the log.", show_default=False)
 ]
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Id of the run.")]
+
 Checkpoint = Annotated[
     str | None,
     typer.Option("--checkpoint", help="Go on from this checkpoint.", show_default=False),

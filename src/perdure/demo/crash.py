@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 import anyio
-import anyio.abc
 
 from perdure.demo import publish, sales
 from perdure.demo.timeline import Timeline
+from perdure.ops.process import stop_child
 from perdure.protocol.errors import Unavailable
 
 P = ParamSpec("P")
@@ -106,14 +106,4 @@ async def _run_once(marks: Path, environment: Mapping[str, str], log: Path) -> i
         return await process.wait()
     finally:
         with anyio.move_on_after(2 * STOP_S, shield=True):
-            await _stop(process)
-
-
-async def _stop(process: anyio.abc.Process) -> None:
-    if process.stdin is not None:
-        await process.stdin.aclose()
-    with anyio.move_on_after(STOP_S):
-        await process.wait()
-    if process.returncode is None:
-        process.kill()
-        await process.wait()
+            await stop_child(process, STOP_S)

@@ -21,6 +21,7 @@ from perdure.drill.own import own_reader, own_store
 from perdure.engine.core import Core
 from perdure.engine.heartbeat import Holder
 from perdure.engine.worker import Worker
+from perdure.ops.process import stop_child
 from perdure.ops.settings import RetentionSettings, Settings, WorkerSettings
 from perdure.ops.verify import Finding, verify
 from perdure.protocol.codec import digest
@@ -194,7 +195,7 @@ class Stage:
             yield process
         finally:
             with anyio.CancelScope(shield=True):
-                await _stop(process)
+                await stop_child(process, STOP_S)
 
     # -- the end
 
@@ -215,16 +216,6 @@ class Stage:
             self.problems.append(f"it could not be cleared away: {error.message}")
             return False
         return True
-
-
-async def _stop(process: anyio.abc.Process) -> None:
-    if process.stdin is not None:
-        await process.stdin.aclose()
-    with anyio.move_on_after(STOP_S):
-        await process.wait()
-    if process.returncode is None:
-        process.kill()
-        await process.wait()
 
 
 def settings_of_scene(settings: Settings, queue: str, lease_s: float) -> Settings:

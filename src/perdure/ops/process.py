@@ -1,7 +1,10 @@
-"""What a process does once for itself when it begins to serve."""
+"""What a process does for itself when it begins to serve, and how it stops one of its own."""
 
 import gc
 import sys
+
+import anyio
+import anyio.abc
 
 YOUNG_OBJECTS_MAX = 20_000
 COLLECTIONS_PER_GENERATION = 25
@@ -20,3 +23,14 @@ def tune_interpreter() -> None:
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS_MAX, COLLECTIONS_PER_GENERATION, COLLECTIONS_PER_GENERATION)
     sys.setswitchinterval(SWITCH_S)
+
+
+async def stop_child(process: anyio.abc.Process, grace_s: float) -> None:
+    """End a child that stops when its standard input is closed; kill it when it does not in time."""
+    if process.stdin is not None:
+        await process.stdin.aclose()
+    with anyio.move_on_after(grace_s):
+        await process.wait()
+    if process.returncode is None:
+        process.kill()
+        await process.wait()
