@@ -74,9 +74,11 @@ def _leaves() -> Iterator[tuple[str, ...]]:
         if not isinstance(found, typer.Typer):
             yield (command.name,)
             continue
-        for inner in found.registered_commands:
-            assert inner.callback is not None
-            yield command.name, inner.name or inner.callback.__name__
+        joined = [group.typer_instance for group in found.registered_groups]  # they have no name
+        for app in (found, *(app for app in joined if app is not None)):
+            for inner in app.registered_commands:
+                assert inner.callback is not None
+                yield command.name, inner.name or inner.callback.__name__
 
 
 def _help(program: typer.Typer, words: tuple[str, ...]) -> str:
