@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from perdure.cli.commands import COMMANDS, load
+from perdure.cli.commands import COMMANDS, leaves, load
 from perdure.cli.reference import cli_page, settings_page
 from tests.cli.program import Program
 from tests.cli.shop import REFERENCE
@@ -51,9 +51,7 @@ def test_every_leaf_command_prints_json(perdure: Program) -> None:
     for command in COMMANDS:
         found = load(command)
         if isinstance(found, typer.Typer):
-            callbacks = [inner.callback for inner in found.registered_commands]
-            for callback in callbacks:
-                assert callback is not None
+            for _, callback in leaves(found):
                 assert "json" in callback.__annotations__, callback
         else:
             assert "json" in found.__annotations__, command

@@ -6,7 +6,7 @@ the demo and the benchmark, which stand beside the command line and not below it
 
 import importlib
 import importlib.metadata
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import typer
@@ -70,6 +70,16 @@ def load(command: Command) -> typer.Typer | Callable[..., None]:
             raise
         raise NotFound(f"{command.name} is not part of this installation") from None
     return getattr(module, attribute)
+
+
+def leaves(group: typer.Typer) -> Iterator[tuple[str, Callable[..., object]]]:
+    """Give the names and functions of a group's commands, and of groups joined to it without a name."""
+    for command in group.registered_commands:
+        assert command.callback is not None
+        yield command.name or command.callback.__name__, command.callback
+    for joined in group.registered_groups:
+        assert joined.typer_instance is not None
+        yield from leaves(joined.typer_instance)
 
 
 def _not_loaded() -> None:

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from typer.testing import CliRunner
 
-from perdure.cli.commands import COMMANDS, build, load
+from perdure.cli.commands import COMMANDS, build, leaves, load
 from perdure.ops.exits import MEANING
 from perdure.ops.settings import Settings
 
@@ -74,11 +74,8 @@ def _leaves() -> Iterator[tuple[str, ...]]:
         if not isinstance(found, typer.Typer):
             yield (command.name,)
             continue
-        joined = [group.typer_instance for group in found.registered_groups]  # they have no name
-        for app in (found, *(app for app in joined if app is not None)):
-            for inner in app.registered_commands:
-                assert inner.callback is not None
-                yield command.name, inner.name or inner.callback.__name__
+        for name, _ in leaves(found):
+            yield command.name, name
 
 
 def _help(program: typer.Typer, words: tuple[str, ...]) -> str:
