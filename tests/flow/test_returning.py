@@ -4,8 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from perdure.engine.branch import BranchWish, open_at_checkpoint
 from perdure.engine.context import PlannerContext
+from perdure.engine.continuing import continuation
 from perdure.engine.ports import HostedAgent, ToolGrant
+from perdure.engine.returning import assess, key_of_return
 from perdure.ops.verify.sweep import Sweep
 from perdure.protocol.decisions import Ask, Decision, Finish
 from perdure.protocol.errors import Conflict
@@ -139,6 +142,33 @@ async def test_a_run_with_an_effect_behind_its_last_consistent_checkpoint_is_for
         assert [effect["tool"] for effect in last.effects] == ["pay"]
         assert (await engine.wait_terminal(behind)).hot.state is RunState.SUCCEEDED
         assert len(zoo.payments()) == 1
+
+
+async def test_ending_a_run_by_hand_ends_what_a_return_had_begun_that_was_cut_off(
+    url: str, zoo: ToolZoo
+) -> None:
+    """R-7.7: whoever returned it died once the new run was there; it must not go on by itself."""
+    async with flow(url, [payer()], zoo) as engine:
+        service, core = Service(core=engine.core), engine.core
+        run_id, question = await waits_twice(engine)
+        await damage(engine, url, run_id, back=0)
+        with pytest.raises(Conflict, match="put aside for repair"):
+            await engine.answer(question, Answer.RESPOND, value="two")
+        row = await engine.run(run_id)
+        found = await assess(core, row)
+        order = await continuation(
+            core, row, key=key_of_return(run_id), agent_id="payer", version=row.facts.agent_version
+        )
+        wish = BranchWish(mode="return", by="local", checkpoint=found.checkpoint)
+        begun = (await open_at_checkpoint(core, row, order, wish)).row
+        assert begun.hot.parked_on is ParkedOn.THREAD
+        fail = RepairRequest(action="fail", reason="enough")
+        assert (await repair(service, LOCAL, run_id, fail)).state is RunState.FAILED
+        dropped = await engine.run(begun.facts.run_id)
+        assert (dropped.hot.state, dropped.hot.code) == (
+            RunState.FAILED,
+            FailureCode.RUN_CANCELLED,
+        )
 
 
 async def test_by_the_policy_a_worker_returns_a_damaged_run_by_itself_and_only_once(

@@ -316,9 +316,12 @@ async def _returned_before(core: Core, row: RunRow) -> RunRow:
 async def fail_run(core: Core, row: RunRow, wish: RepairWish) -> RunRow:
     """End a run that is put aside, from its rows alone; return it. One that has ended is unchanged.
 
-    It ends CHECKPOINT_INCOMPATIBLE, or as cancelled when that was asked for. Raises Conflict for a run
-    that is not put aside, or has children that go on.
+    It ends CHECKPOINT_INCOMPATIBLE, or as cancelled when that was asked for. A run that was to go on
+    from it, begun by a return that was cut off, ends too. Raises Conflict for a run that is not put
+    aside, or has children that go on.
     """
+    if row.hot.parked_on is ParkedOn.REPAIR:
+        await _stop_returning(core, row)
     failure = CANCELLED
     if row.hot.cancel_epoch == 0:
         failure = Failure(
@@ -328,6 +331,15 @@ async def fail_run(core: Core, row: RunRow, wish: RepairWish) -> RunRow:
         )
     await _end(core, row, failure, _Told(action=FAIL, wish=wish))
     return await core.reader.find_run(row.facts.tenant_id, row.facts.run_id) or row
+
+
+async def _stop_returning(core: Core, row: RunRow) -> None:
+    """Cancel what a return has begun and not finished: it waits in the thread for this run's end."""
+    facts = row.facts
+    key = key_of_return(facts.run_id)
+    begun = await core.reader.find_run_by_key(facts.tenant_id, facts.agent_id, key)
+    if begun is not None:
+        await stop_continuing(core, row, begun.row.facts.run_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
