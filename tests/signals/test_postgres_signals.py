@@ -62,6 +62,28 @@ async def test_a_lost_connection_comes_back_and_wakes_everybody(postgres_dsn: st
             await wakeup.wait()
 
 
+async def test_a_sender_that_lost_its_connection_hears_whoever_gets_its_number(
+    postgres_dsn: str,
+) -> None:
+    """R-12.5: after a restart the server gives the same numbers again, to other processes."""
+    async with PostgresSignals(postgres_dsn) as signals:
+        killer = await asyncpg.connect(postgres_dsn)
+        pid = 0
+        with anyio.fail_after(30):
+            while not pid:
+                signals.publish("queue")
+                await anyio.sleep(0.05)
+                pid = signals._sender_pid  # noqa: SLF001  # the server's choice, not ours
+            await killer.execute("SELECT pg_terminate_backend($1)", pid)
+            while signals._sender_pid == pid:  # noqa: ASYNC110, SLF001  # nothing is sent meanwhile
+                await anyio.sleep(0.05)
+        await killer.close()
+        async with signals.subscribe("queue") as wakeup:
+            signals._heard(None, pid, CHANNEL, "queue")  # noqa: SLF001  # nobody can ask for a number
+            with anyio.fail_after(5):
+                await wakeup.wait()
+
+
 async def test_a_database_that_is_away_does_not_keep_a_process_from_starting() -> None:
     with anyio.fail_after(30):
         async with PostgresSignals("postgresql://postgres@127.0.0.1:1/none") as signals:

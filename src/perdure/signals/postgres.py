@@ -179,6 +179,11 @@ class PostgresSignals:
         self._for_followers.clear()
         return topics
 
+    def _forget_sender(self, _connection: object) -> None:
+        """A connection is gone, at once known or when it is next used: the server may give its number
+        to another process, whose signals are news."""
+        self._sender_pid = 0
+
     async def _send(self) -> None:
         """Send what is pending, at most every few milliseconds; what cannot be sent is dropped."""
         connection: _Connection | None = None
@@ -188,12 +193,12 @@ class PostgresSignals:
                 try:
                     if connection is None or connection.is_closed():
                         connection = await _connect(self._dsn)
+                        connection.add_termination_listener(self._forget_sender)
                         self._sender_pid = connection.get_server_pid()
                     with anyio.fail_after(PING_S):
                         await connection.execute(_NOTIFY, CHANNEL, topics)
                 except _TROUBLE as error:
                     log.info("signals were not sent (%s)", type(error).__name__)
-                    self._sender_pid = 0  # the server may give it to another
                     if connection is not None:
                         connection.terminate()
                         connection = None
