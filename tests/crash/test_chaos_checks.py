@@ -114,6 +114,12 @@ def accept_two_answers(world: World) -> None:
     world.told.accepted[world.interrupt_id].add("respond 1")
 
 
+def lose_an_answer(world: World) -> None:
+    """An answer was accepted, and no log has it."""
+    told, lost = world.told, "int_" + "0" * 32
+    told.sent[lost], told.accepted[lost] = ["approve"], {"approve"}
+
+
 LIES: dict[Callable[[World], None], list[str]] = {
     lose_a_run: ["lost"],
     pay_twice: ["journal"],
@@ -123,6 +129,7 @@ LIES: dict[Callable[[World], None], list[str]] = {
     heed_no_cancel: ["cancel"],
     take_an_answer_of_nobody: ["answers"],
     accept_two_answers: ["answers"],
+    lose_an_answer: ["answers"],
 }
 
 

@@ -39,11 +39,14 @@ async def check(
         record.found("verify", f"{report.moving} runs went on although all processes had ended")
     allowed = _Allowed()
     known: set[str] = set()
+    answered: set[str] = set()
     async for row in all_runs(core):
         known.add(row.facts.run_id)
-        await _check_run(core, record, told, row, allowed)
+        answered |= await _check_run(core, record, told, row, allowed)
     for run_id in told.seen.keys() - known:
         record.found("lost", f"the start of {run_id} was acknowledged, and there is no such run")
+    for interrupt_id in told.accepted.keys() - answered:
+        record.found("answers", f"an answer to {interrupt_id} was accepted, and no log has one")
     _check_journal(record, payments, disturbed, allowed)
 
 
@@ -73,7 +76,8 @@ class _Allowed:
 
 async def _check_run(
     core: Core, record: Record, told: Told, row: RunRow, allowed: _Allowed
-) -> None:
+) -> set[str]:
+    """Check one run; return the questions to which its log has an answer."""
     run_id, hot = row.facts.run_id, row.hot
     record.count("runs", "all")
     record.count("runs", "children" if row.facts.depth else "of clients")
@@ -89,8 +93,9 @@ async def _check_run(
     for attempt in await core.reader.list_attempts(run_id):
         record.count("attempts", str(attempt.end_reason or AttemptEnd.FINISHED))
     await _check_seen(core, record, told, row, log)
-    await _check_answers(core, record, told, run_id, log)
+    answered = await _check_answers(core, record, told, run_id, log)
     await _gather_allowed(core, record, run_id, log, allowed)
+    return answered
 
 
 async def _log(core: Core, run_id: str) -> list[RecordedEvent]:
@@ -124,12 +129,14 @@ async def _check_seen(
 
 async def _check_answers(
     core: Core, record: Record, told: Told, run_id: str, log: list[RecordedEvent]
-) -> None:
+) -> set[str]:
     """The answer in the log is one that was sent, and the one of which a client was told so."""
+    answered: set[str] = set()
     for event in log:
         resume = event.data
         if not isinstance(resume, ResumeEvent) or resume.outcome != "answered":
             continue
+        answered.add(resume.interrupt_id)
         text = answer_text(resume.answer or "", resume.value)
         name = f"{resume.interrupt_id} of {run_id}"
         if text not in told.sent.get(resume.interrupt_id, []):
@@ -143,6 +150,7 @@ async def _check_answers(
     )
     for row in left:
         record.found("answers", f"{row.interrupt_id} of {run_id} is open after all has ended")
+    return answered
 
 
 async def _gather_allowed(
