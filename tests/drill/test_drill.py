@@ -153,3 +153,19 @@ async def test_a_scene_that_goes_wrong_is_told_its_runs_are_kept_and_the_next_on
             assert (await get_run(service, WHO, run_id)).state not in TERMINAL
         assert await clear_all(settings_at(url)) == len(kept) == 2
         assert await clear_all(settings_at(url)) == 0
+
+
+async def test_a_scene_that_is_not_cleared_away_in_time_is_told_and_the_drill_goes_on(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R-19.6: the report is there, and says which runs are kept."""
+    monkeypatch.setattr("perdure.drill.conduct.CLEAR_S_MAX", 0.0)
+
+    async def orders(stage: Stage) -> None:
+        await stage.order("approval")
+
+    report = await drill(url, "orders", scenes=(Scene("orders", "", orders),))
+    (scene,) = report.scenes
+    assert (scene.verdict, scene.kept, len(scene.run_ids)) == ("failed", True, 1)
+    assert scene.problems == ["it was not cleared away after 0 s"]
+    assert await clear_all(settings_at(url)) == 1

@@ -15,7 +15,7 @@ from perdure.drill.stage import TENANT, WHO, Stage, open_stage, settings_of_scen
 from perdure.drill.tools import gaps_of, tools_with_effects
 from perdure.ops.exits import sole_error
 from perdure.ops.settings import Settings, masked_url
-from perdure.protocol.errors import Conflict, PerdureError, Unavailable
+from perdure.protocol.errors import Conflict, PerdureError
 from perdure.protocol.runs import RunRow
 from perdure.protocol.states import TERMINAL, ParkedOn
 from perdure.runtime import open_service
@@ -127,7 +127,8 @@ async def _end(service: Service, row: RunRow) -> None:
 async def _clear(stage: Stage) -> bool:
     with anyio.move_on_after(CLEAR_S_MAX):
         return await stage.clear_away()
-    raise Unavailable("the database does not answer")
+    stage.problems.append(f"it was not cleared away after {CLEAR_S_MAX:g} s")
+    return False
 
 
 def _verdict(stage: Stage) -> Verdict:
