@@ -110,9 +110,12 @@ class LiveFunction:
     _end: Stand | None = None
     _stopping: bool = False
     _patches: dict[str, bool] = field(default_factory=dict[str, bool])
+    _shares: bool = field(init=False)
+    """A part of the journal is another run's."""
 
     def __post_init__(self) -> None:
         self._order = Order.of(self.journal)
+        self._shares = any(recorded.entry.run_id for recorded in self.journal.values())
         self.keys.update(
             item.entry.name for item in self.journal.values() if item.entry.kind == "interrupt"
         )
@@ -307,6 +310,8 @@ class LiveFunction:
 
         What is derived there is derived from that run, so that a retry or a fork gets the same.
         """
+        if not self._shares:
+            return self.run_id  # most runs; a long journal takes long to go through at each draw
         for recorded in self.journal.values():
             if is_past(recorded.entry.position, position):
                 return recorded.entry.run_id or self.run_id
