@@ -4,11 +4,13 @@ from dataclasses import replace
 
 import pytest
 
+from perdure.engine import returning
 from perdure.engine.branch import BranchWish, open_at_checkpoint
 from perdure.engine.context import PlannerContext
 from perdure.engine.continuing import continuation
 from perdure.engine.ports import HostedAgent, ToolGrant
 from perdure.engine.returning import assess, key_of_return
+from perdure.engine.snapshot import RunSnapshot, snapshot_digest
 from perdure.ops.verify.sweep import Sweep
 from perdure.protocol.decisions import Ask, Decision, Finish
 from perdure.protocol.errors import Conflict
@@ -145,7 +147,7 @@ async def test_a_run_with_an_effect_behind_its_last_consistent_checkpoint_is_for
 
 
 async def test_ending_a_run_by_hand_ends_what_a_return_had_begun_that_was_cut_off(
-    url: str, zoo: ToolZoo
+    url: str, zoo: ToolZoo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """R-7.7: whoever returned it died once the new run was there; it must not go on by itself."""
     async with flow(url, [payer()], zoo) as engine:
@@ -155,7 +157,16 @@ async def test_ending_a_run_by_hand_ends_what_a_return_had_begun_that_was_cut_of
         with pytest.raises(Conflict, match="put aside for repair"):
             await engine.answer(question, Answer.RESPOND, value="two")
         row = await engine.run(run_id)
+        compared: list[RunSnapshot] = []
+
+        def compare(snapshot: RunSnapshot) -> str:
+            compared.append(snapshot)
+            return snapshot_digest(snapshot)
+
+        monkeypatch.setattr(returning, "snapshot_digest", compare)
         found = await assess(core, row)
+        kept = await core.reader.list_checkpoints(run_id, before=None, limit=100)
+        assert len(compared) == len(kept), "a long log is digested where something is to compare"
         order = await continuation(
             core, row, key=key_of_return(run_id), agent_id="payer", version=row.facts.agent_version
         )

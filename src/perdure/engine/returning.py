@@ -135,7 +135,7 @@ async def _fold_consistent(core: Core, row: RunRow) -> _Consistent:
     async for event in _log(core, row):
         found.damage = _apply(snapshot, event, children)
         told = digests.get(event.seq)
-        if found.damage is None and told not in {None, _digests_of(snapshot)}:
+        if found.damage is None and told is not None and told != _digests_of(snapshot):
             found.damage = f"the log does not fold to the checkpoint at {event.seq}"
         if found.damage is not None:
             return found
