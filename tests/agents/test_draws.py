@@ -13,8 +13,8 @@ async def _nothing() -> None:
     """Do nothing."""
 
 
-def _live(*owners: str | None) -> LiveFunction:
-    """Return a function whose journal holds an operation of each of these runs; None: of its own."""
+def _live(*owners: str) -> LiveFunction:
+    """Return a function whose journal holds an operation of each of these runs; "": of its own."""
     journal = {
         str(place): Recorded(
             entry=Entry(
@@ -39,11 +39,11 @@ def test_a_draw_goes_through_the_journal_only_where_a_part_of_it_is_shared(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """R-4.6: a thousand draws over a thousand operations took seconds, on the loop of all code."""
-    shared = _live("run_origin", "run_origin", None)
+    shared = _live("run_origin", "run_origin", "")
     assert [shared.first_past(place) for place in ("0", "1", "2")] == [
         "run_origin",
         "run_own",
         "run_own",
     ]
     monkeypatch.delattr("perdure.agents.code.live.is_past")
-    assert _live(None, None).first_past("0") == "run_own"
+    assert _live("", "").first_past("0") == "run_own"

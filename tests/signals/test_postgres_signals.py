@@ -62,24 +62,37 @@ async def test_a_lost_connection_comes_back_and_wakes_everybody(postgres_dsn: st
             await wakeup.wait()
 
 
+class _Numbered(PostgresSignals):
+    """Signals whose numbers are told: the server gives them, and nobody can ask for one."""
+
+    @property
+    def number(self) -> int:
+        """That of the own sending connection."""
+        return self._sender_pid
+
+    def hear(self, number: int, payload: str) -> None:
+        """Hear a signal as if a connection of this number had sent it."""
+        self._heard(None, number, CHANNEL, payload)
+
+
 async def test_a_sender_that_lost_its_connection_hears_whoever_gets_its_number(
     postgres_dsn: str,
 ) -> None:
     """R-12.5: after a restart the server gives the same numbers again, to other processes."""
-    async with PostgresSignals(postgres_dsn) as signals:
+    async with _Numbered(postgres_dsn) as signals:
         killer = await asyncpg.connect(postgres_dsn)
         pid = 0
         with anyio.fail_after(30):
             while not pid:
                 signals.publish("queue")
                 await anyio.sleep(0.05)
-                pid = signals._sender_pid  # noqa: SLF001  # the server's choice, not ours
+                pid = signals.number
             await killer.execute("SELECT pg_terminate_backend($1)", pid)
-            while signals._sender_pid == pid:  # noqa: ASYNC110, SLF001  # nothing is sent meanwhile
+            while signals.number == pid:  # noqa: ASYNC110  # nothing is sent meanwhile
                 await anyio.sleep(0.05)
         await killer.close()
         async with signals.subscribe("queue") as wakeup:
-            signals._heard(None, pid, CHANNEL, "queue")  # noqa: SLF001  # nobody can ask for a number
+            signals.hear(pid, "queue")
             with anyio.fail_after(5):
                 await wakeup.wait()
 
