@@ -86,8 +86,11 @@ def test_a_misspelt_name_in_the_environment_is_refused(
     assert told in done.err
 
 
-def test_what_a_container_platform_puts_into_the_environment_is_let_be(perdure: Program) -> None:
-    perdure.patch.setenv("PERDURE_SERVER_PORT", "tcp://10.0.0.1:80")
+@pytest.mark.parametrize("protocol", ["tcp", "udp"])
+def test_what_a_container_platform_puts_into_the_environment_is_let_be(
+    perdure: Program, protocol: str
+) -> None:
+    perdure.patch.setenv("PERDURE_SERVER_PORT", f"{protocol}://10.0.0.1:80")
     perdure.patch.setenv("PERDURE_SERVICE_HOST", "10.0.0.1")
     assert perdure("config", "show").code == 0
 

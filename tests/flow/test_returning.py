@@ -1,6 +1,7 @@
 """A damaged run returns to its last consistent checkpoint, or is ended by a person (R-7.7)."""
 
 from dataclasses import replace
+from typing import cast
 
 import pytest
 
@@ -8,8 +9,9 @@ from perdure.engine import returning
 from perdure.engine.branch import BranchWish, open_at_checkpoint
 from perdure.engine.context import PlannerContext
 from perdure.engine.continuing import continuation
+from perdure.engine.core import Core
 from perdure.engine.ports import HostedAgent, ToolGrant
-from perdure.engine.returning import assess, key_of_return
+from perdure.engine.returning import RepairWish, assess, key_of_return
 from perdure.engine.snapshot import RunSnapshot, snapshot_digest
 from perdure.ops.verify.sweep import Sweep
 from perdure.protocol.decisions import Ask, Decision, Finish
@@ -21,6 +23,8 @@ from perdure.protocol.states import Answer, NextAction, ParkedOn, RunState
 from perdure.service.base import Service
 from perdure.service.principal import LOCAL
 from perdure.service.repairs import RepairRequest, get_repair, repair
+from perdure.store.ports import Store
+from perdure.store.requests import Inserted, NewRun
 from perdure.testing.embedded import SETTINGS, Embedded, call, scripted, unasked
 from perdure.testing.tools import ToolZoo
 from tests.flow.rows import Rows
@@ -180,6 +184,43 @@ async def test_ending_a_run_by_hand_ends_what_a_return_had_begun_that_was_cut_of
             RunState.FAILED,
             FailureCode.RUN_CANCELLED,
         )
+
+
+class EndsFirst:
+    """A store in which the origin is ended by hand right before the run that goes on is inserted."""
+
+    def __init__(self, core: Core, run_id: str) -> None:
+        self._core, self._run_id = core, run_id
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._core.store, name)
+
+    async def insert_run(self, new: NewRun) -> Inserted:
+        """End the origin, then insert."""
+        fail = RepairRequest(action="fail", reason="enough")
+        await repair(Service(core=self._core), LOCAL, self._run_id, fail)
+        return await self._core.store.insert_run(new)
+
+
+async def test_a_run_that_is_ended_while_it_is_returned_goes_on_nowhere(
+    url: str, zoo: ToolZoo
+) -> None:
+    """R-7.7: the end by hand was answered as done; the run that was to go on is cancelled."""
+    async with flow(url, [payer()], zoo) as engine:
+        run_id, question = await waits_twice(engine)
+        await damage(engine, url, run_id, back=0)
+        with pytest.raises(Conflict, match="put aside for repair"):
+            await engine.answer(question, Answer.RESPOND, value="two")
+        row = await engine.run(run_id)
+        core = replace(engine.core, store=cast("Store", EndsFirst(engine.core, run_id)))
+        with pytest.raises(Conflict, match="ended otherwise"):
+            await returning.return_run(core, row, RepairWish(by="ada", reason="a disk"))
+        begun = await core.reader.find_run_by_key(
+            row.facts.tenant_id, row.facts.agent_id, key_of_return(run_id)
+        )
+        assert begun is not None
+        stopped = await engine.wait_terminal(begun.row.facts.run_id)
+        assert stopped.hot.code is FailureCode.RUN_CANCELLED
 
 
 async def test_by_the_policy_a_worker_returns_a_damaged_run_by_itself_and_only_once(

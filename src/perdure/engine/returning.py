@@ -274,14 +274,29 @@ async def return_run(core: Core, row: RunRow, wish: RepairWish) -> RunRow:
     made = (await open_at_checkpoint(core, row, order, branch)).row
     refused: Conflict | None = None
     try:
-        await _end(core, row, _returned(wish, made), _told(row, made, found, wish))
+        ended = await _end(core, row, _returned(wish, made), _told(row, made, found, wish))
     except Conflict as error:
         refused = error
+    else:
+        if not ended and not await _goes_on_as(core, row, made):
+            refused = Conflict("the run was ended otherwise in the meantime")
     if refused is not None:
         await stop_continuing(core, row, made.facts.run_id)
         raise refused
     log.warning("run %s goes on from a checkpoint as %s", row.facts.run_id, made.facts.run_id)
     return await core.reader.find_run(row.facts.tenant_id, made.facts.run_id) or made
+
+
+async def _goes_on_as(core: Core, row: RunRow, made: RunRow) -> bool:
+    """Tell whether a run that has ended was returned, by whoever it was, and goes on as another."""
+    now = await core.reader.find_run(None, row.facts.run_id) or row
+    async for event in _log(core, now):
+        if event.type != "repair" or event.seq <= row.hot.last_seq:
+            continue  # others may be damaged
+        data = event.data
+        if isinstance(data, RepairEvent) and data.action == RETURN:
+            return data.after is not None and data.after["run_id"] == made.facts.run_id
+    return False
 
 
 def _returned(wish: RepairWish, goes_on: RunRow) -> Failure:

@@ -28,6 +28,7 @@ DB_URL_DEFAULT = "sqlite:///.perdure/perdure.db"
 
 _SQLITE = "sqlite:///"
 _POSTGRES = ("postgresql://", "postgres://")
+_FROM_PLATFORM = re.compile(r"(tcp|udp|sctp)://")
 _PASSWORD_PARAMETER = re.compile(r"([^&=]*(?:password|passwd|secret)[^&=]*=)[^&]*", re.IGNORECASE)
 
 
@@ -387,7 +388,7 @@ def _environment() -> Mapping[str, object]:
             continue
         if nested and head.removeprefix("PERDURE_").lower() not in Settings.model_fields:
             raise Invalid(f"environment: {name} is no setting; `perdure config` lists all")
-        if name in meant and not value.startswith("tcp://"):
+        if name in meant and not _FROM_PLATFORM.match(value):
             raise Invalid(f"environment: {name} is no setting; its name is {meant[name]}")
     try:
         return EnvSettingsSource(Settings)()

@@ -43,10 +43,10 @@ class Guard:
     """What must be true of the run's row for a commit to be written.
 
     A holder names its `token`. A writer without the lease leaves it None: then the row must have
-    no holder, or with `any_holder` it must have one, whoever it is (an answer while siblings run;
-    the holder learns of it as `Behind`; once the run was handed back
-    the writer is `Behind`, for what it says of waking the run is wrong). The epoch, state and last
-    seq must be as last seen.
+    no holder, or with `any_holder` it must have one, whoever it is: an answer while siblings run.
+    The holder learns of it as `Behind`. Once the run was handed back the writer is `Behind` instead,
+    for what it says of waking the run is wrong then. The epoch, state and last seq must be as last
+    seen.
     """
 
     token: int | None

@@ -65,11 +65,11 @@ class Crew:
                     await asyncio.sleep(STARTS_AGAIN_S)
                 else:
                     break
-        if process not in self._draining:
+        if self._draining.pop(process, None) is None:
             stage.facts.found("error", f"{process} ended by itself")
-        stage.trace.add(f"{process} has ended in order")
-        stage.cover("worker drained")
-        del self._draining[process]
+        else:
+            stage.trace.add(f"{process} has ended in order")
+            stage.cover("worker drained")
         stage.at(0.0, self._replace, number, process)
 
     # ---------------------------------------------------------------- what happens to them
