@@ -12,6 +12,9 @@ from pydantic_core import to_json
 from perdure.agents.code import Context, agent
 from perdure.engine.context import PlannerContext
 from perdure.engine.ports import HostedAgent, ToolGrant
+from perdure.ops.verify import verify
+from perdure.ops.verify.checks import Finding
+from perdure.ops.verify.outside import read_journal
 from perdure.protocol.decisions import Ask, Decision, Finish, GiveUp, ModelUse
 from perdure.protocol.errors import Conflict, IdempotencyMismatch, Invalid
 from perdure.protocol.events import ActionEvent, ArtifactEvent, PlanItem, StateEvent, Usage
@@ -25,6 +28,7 @@ from perdure.testing.embedded import Embedded, call, calls, scripted, unasked
 from perdure.testing.tools import ToolZoo
 from perdure.tools import FunctionTool, ToolContext, ToolError, tool
 from tests.flow.world import data_of, flow
+from tests.waiting import eventually
 
 
 async def again(engine: Embedded, run_id: str, key: str | None = None, **wish: Any) -> Run:
@@ -164,6 +168,11 @@ async def test_a_call_of_unknown_outcome_is_asked_about_before_anything_runs(
         assert row.hot.state is RunState.SUCCEEDED
         executions = await engine.core.reader.list_executions(made.run_id)
         assert len(executions) == (1 if answer is Answer.RETRY else 0)
+        await eventually(lambda: len(zoo.payments()) == 1 + len(executions))
+        found: list[Finding] = []  # each execution stands in another run, under one key
+        journal = read_journal(zoo.journal)
+        await verify(engine.core.reader, on_finding=found.append, journal=journal)
+        assert not found
 
 
 async def test_a_redrive_runs_the_failed_calls_again_and_a_retry_asks_the_planner(

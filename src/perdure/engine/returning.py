@@ -295,7 +295,7 @@ async def _goes_on_as(core: Core, row: RunRow, made: RunRow) -> bool:
             continue  # others may be damaged
         data = event.data
         if isinstance(data, RepairEvent) and data.action == RETURN:
-            return data.after is not None and data.after["run_id"] == made.facts.run_id
+            return isinstance(data.after, dict) and data.after.get("run_id") == made.facts.run_id
     return False
 
 

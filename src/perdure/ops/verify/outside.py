@@ -23,6 +23,7 @@ class Journal:
     _times: dict[bytes, int] = field(default_factory=dict[bytes, int])
     _known: set[bytes] = field(default_factory=set[bytes])
     _first: dict[bytes, str] = field(default_factory=dict[bytes, str])
+    _calls: dict[bytes, "_Call"] = field(default_factory=dict[bytes, "_Call"])
 
     def add(self, key: str) -> None:
         """Note an effect."""
@@ -39,6 +40,25 @@ class Journal:
             self._known.add(mark)
         return found
 
+    def account(self, run_id: str, call: ToolCallRow, executed: int) -> None:
+        """Note how often a run executed a call. A retry executes its origin's under the same key."""
+        key = call.effect_key or ""
+        if self.times(key):
+            known = self._calls.setdefault(_mark(key), _Call(run_id, call.tool_call_id))
+            known.executed += executed
+            known.repeatable = known.repeatable and call.repeatable
+
+    def overdone(self, on_finding: Callable[[Finding], None]) -> None:
+        """Tell of the calls that took effect more often than all runs that were read account for."""
+        for mark, call in self._calls.items():
+            times = self._times[mark]
+            allowed = min(1, call.executed) if call.repeatable else call.executed
+            if times > allowed:
+                text = f"{times} effects, {allowed} are accounted for"
+                on_finding(
+                    Finding(check="C3", run_id=call.run_id, subject=call.tool_call_id, text=text)
+                )
+
     def unknown(self, on_finding: Callable[[Finding], None]) -> None:
         """Tell of the effects that no call of the database accounts for."""
         for mark, times in self._times.items():
@@ -46,6 +66,16 @@ class Journal:
                 key = self._first.get(mark, f"sha256 {mark.hex()}…")
                 text = f"{times} effects under a key that no call has"
                 on_finding(Finding(check="C3", run_id="", subject=key, text=text))
+
+
+@dataclass(slots=True)
+class _Call:
+    """What is known of the calls under one key, told as the first that was read."""
+
+    run_id: str
+    tool_call_id: str
+    executed: int = 0
+    repeatable: bool = True
 
 
 def read_journal(path: Path) -> Journal:
@@ -95,10 +125,7 @@ def effects_are_accounted_for(effects: Effects) -> Found:
     record, journal = effects.record, effects.journal
     for call in record.calls:
         executed = len(record.executions_by_call.get(call.tool_call_id, []))
-        allowed = min(1, executed) if call.repeatable else executed
-        times = journal.times(call.effect_key or "")
-        if times > allowed:
-            yield call.tool_call_id, f"{times} effects, {allowed} are accounted for"
+        journal.account(record.row.facts.run_id, call, executed)
     for call in (*record.calls, *record.calls_before):
         for key in _keys(call):
             journal.times(key)

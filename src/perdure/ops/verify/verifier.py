@@ -45,12 +45,15 @@ async def verify(
 
     With `now` the liveness checks are made too: of a database that workers are serving; `grace_s`
     is what a lease and a sweep may take. I27 is checked over whole databases or tenants only.
-    With a `journal` C3 is checked; that nothing else took effect, over whole databases only.
+    With a `journal` C3 is checked; that nothing else took effect, over whole databases only. Of one
+    run alone, effects of its retries under the same key are counted against it.
     Raises NotFound (`not_found`) for an unknown `run_id`.
     """
     work = _Verification(reader, on_finding, now, timedelta(seconds=grace_s), journal)
     if run_id is not None:
         await work.check_named(tenant_id, run_id)
+        if journal is not None:
+            journal.overdone(work.found)
         return work.report
     keys = Keys(work.found)
     batch: list[RunRow] = []
@@ -67,8 +70,10 @@ async def verify(
     while keys.next_partition():
         async for row in work.runs(tenant_id):
             keys.see(row)
-    if journal is not None and tenant_id is None and work.report.read_all:
-        journal.unknown(work.found)
+    if journal is not None and work.report.read_all:
+        journal.overdone(work.found)
+        if tenant_id is None:
+            journal.unknown(work.found)
     return work.report
 
 
