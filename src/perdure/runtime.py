@@ -23,10 +23,10 @@ from perdure.engine.core import Core, EngineSettings
 from perdure.engine.directory import AgentDirectory
 from perdure.engine.heartbeat import LoopHeartbeat, ThreadHeartbeat
 from perdure.engine.worker import Worker
-from perdure.ops.settings import Settings
+from perdure.ops.settings import Settings, masked_url
 from perdure.ops.verify.sweep import Sweep, SweepTerms
 from perdure.protocol.base import PRINCIPAL_LOCAL
-from perdure.protocol.errors import Invalid, Unavailable
+from perdure.protocol.errors import Conflict, Invalid, Unavailable
 from perdure.protocol.states import RunState
 from perdure.service.base import Service
 from perdure.signals.local import LocalSignals, PolledSignals
@@ -133,6 +133,21 @@ async def database_status(settings: Settings) -> SchemaState:
     except ModuleNotFoundError as error:
         raise _lacks_postgres() from error
     return await read_postgres(settings.db.direct_url or settings.db.url)
+
+
+async def require_schema(settings: Settings) -> None:
+    """Raise Conflict for a database that lacks migrations, for what must not apply them.
+
+    It changes nothing. Raises Unavailable as well, and SchemaRefused for one that is too new.
+    """
+    found = await database_status(settings)
+    if found.pending:
+        raise Conflict(
+            f"the database {masked_url(settings.db.url)} has schema version "
+            f"{found.database_version}, this release needs {found.code_version}: if it is the "
+            "right one, run `perdure db upgrade`",
+            details={"database": found.database_version, "code": found.code_version},
+        )
 
 
 def make_signals(settings: Settings, database: Database) -> Signals:

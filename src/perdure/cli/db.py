@@ -27,7 +27,11 @@ def status(db: Db = None, json: Json = False) -> None:
 
 @app.command()
 def upgrade(db: Db = None, json: Json = False) -> None:
-    """Apply the migrations that the database lacks. Workers and servers do so by themselves."""
+    """Apply the migrations that the database lacks, and make it if it is not there.
+
+    `worker`, `serve`, `demo` and `run --here` do so by themselves. Every other command refuses a
+    database that lacks some, with exit code 5, and changes nothing.
+    """
     settings = settings_of(db)
 
     async def body() -> tuple[SchemaState, SchemaState]:

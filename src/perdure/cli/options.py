@@ -17,7 +17,7 @@ from perdure.ops.settings import Settings, load_settings
 from perdure.protocol.codec import parse_strict
 from perdure.protocol.errors import NotFound, PerdureError
 from perdure.protocol.wording import first_problem
-from perdure.runtime import open_service
+from perdure.runtime import open_service, require_schema
 from perdure.service.base import PAGE_LIMIT_DEFAULT, PAGE_LIMIT_MAX, Service, Slice
 from perdure.telemetry.logs import configure_logs
 
@@ -110,13 +110,18 @@ def on_service(db: str | None, work: Callable[[Service], Awaitable[T]]) -> T:
 
 @asynccontextmanager
 async def open_existing(settings: Settings) -> AsyncGenerator[Service]:
-    """Open the use cases over a database that is there; raise NotFound and make none if not."""
+    """Open the use cases over a database that is there, with this release's schema.
+
+    Neither is made here: raises NotFound without a file, Conflict when migrations are to be applied.
+    """
     path = settings.db.sqlite_path
     if path is not None and not path.exists() and not path.parent.is_file():
         raise NotFound(
             f"there is no database at {path}; name it with --db or PERDURE_DB__URL, or make it "
             "with `perdure db upgrade`"
         )
+    if path is None or path.exists():
+        await require_schema(settings)
     async with open_service(settings) as service:
         yield service
 

@@ -12,6 +12,7 @@ from perdure.ops.exits import ExitCode, run_async
 from perdure.ops.output import note, print_json, print_line
 from perdure.ops.settings import Settings, load_settings
 from perdure.protocol.errors import Invalid, NotFound
+from perdure.runtime import require_schema
 from perdure.telemetry.logs import configure_logs
 
 LEASE_S = 5.0
@@ -81,6 +82,7 @@ def drill(
     configure_logs(settings.log.level, settings.log.format)
     logging.getLogger().setLevel(logging.CRITICAL)  # the faults are on purpose
     _check_database(settings)
+    run_async(lambda: require_schema(settings))
     if clear:
         _clear(settings, json=json)
         return

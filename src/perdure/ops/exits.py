@@ -35,7 +35,8 @@ MEANING: dict[ExitCode, str] = {
     ExitCode.WAITING_FOR_HUMAN: "the run waits for a person's answer; `drill --strict`: a tool lacks "
     "something",
     ExitCode.NOT_FOUND: "no such run, interrupt or agent",
-    ExitCode.CONFLICT: "the object's state forbids it: answered otherwise, expired, key reused",
+    ExitCode.CONFLICT: "the object's state forbids it: answered otherwise, expired, key reused; or the "
+    "database's schema is older than this release",
     ExitCode.AUTH: "not allowed",
     ExitCode.UNREACHABLE: "the database or server cannot be reached, or has no room",
     ExitCode.TIMED_OUT: "the time given by `--timeout` is over; the run goes on",
