@@ -3,13 +3,16 @@
 import tomllib
 from functools import cache
 from pathlib import Path
+from typing import get_args
 
 import jsonschema_rs
 
 from perdure.cli import contract
 from perdure.cli.contract import COMMAND
 from perdure.ops.reference import schemas as schema_reference
+from perdure.ops.reference.decisions import documented_fields, documented_kinds
 from perdure.ops.reference.field_notes import FIELD_NOTES, note_of
+from perdure.protocol.decisions import Decision
 from perdure.protocol.failures import FailureCode
 from perdure.protocol.log import EVENT_TYPES
 from perdure.protocol.states import RunState, RunStatus, StepStatus, ToolCallStatus
@@ -54,6 +57,13 @@ def test_every_field_of_an_event_has_its_line_and_no_line_is_left_over() -> None
             own = f"{name}.{field}"
             used.add(own if own in FIELD_NOTES else field)
     assert set(FIELD_NOTES) == used
+
+
+def test_every_decision_and_every_field_of_one_is_documented() -> None:
+    """R-4.1: a planner's author finds each in one page."""
+    assert documented_kinds() == set(get_args(get_args(Decision)[0]))
+    shown, noted = documented_fields()
+    assert shown == noted
 
 
 def test_every_event_type_code_and_state_is_documented() -> None:

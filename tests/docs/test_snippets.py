@@ -128,7 +128,7 @@ def test_a_postgres_backup_is_restored(tmp_path: Path, monkeypatch: pytest.Monke
 def test_every_document_that_is_promised_is_there() -> None:
     names = """quickstart concepts how-to/write-a-tool how-to/write-an-agent
         how-to/answer-interrupts add-a-store add-a-binding operations glossary reference/cli
-        reference/settings reference/events reference/states reference/failures
+        reference/settings reference/events reference/decisions reference/states reference/failures
         reference/problems reference/invariants reference/spec-coverage"""
     assert [name for name in names.split() if not (ROOT / "docs" / f"{name}.md").exists()] == []
 

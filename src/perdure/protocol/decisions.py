@@ -138,13 +138,17 @@ class Ask(DecisionBase):
 
 
 class UpdatePlan(DecisionBase):
-    """Only revise the plan (`plan` is required)."""
+    """Only revise the plan (`plan` is required). It makes no turn: `context.plan` shows it."""
 
     kind: Literal["update_plan"] = "update_plan"
 
 
 class Sleep(DecisionBase):
-    """Go on after a while, without holding a worker."""
+    """Go on after a while, without holding a worker.
+
+    It makes no turn: a planner that is to sleep once notes in `state` that it has, and looks at
+    `context.state`.
+    """
 
     kind: Literal["sleep"] = "sleep"
     duration: timedelta = Field(ge=timedelta(0), le=timedelta(days=366))
