@@ -27,6 +27,7 @@ from perdure.cli.showing import (
     short_fields_of_run,
     was_cancelled,
 )
+from perdure.engine.journal import STEP_TOOLS
 from perdure.ops.output import (
     note,
     print_fields,
@@ -142,10 +143,20 @@ def show(
         print_table(
             ("STEP", "TOOL", "STATUS", "EXECUTIONS", "CALL"),
             [
-                (call.step_index, call.tool, call.status, len(call.executions), call.tool_call_id)
+                (
+                    call.step_index,
+                    _name_of(call),
+                    call.status,
+                    len(call.executions),
+                    call.tool_call_id,
+                )
                 for call in calls
             ],
         )
+
+
+def _name_of(call: ToolCallView) -> str:
+    return f"step {call.planner_call_id}" if call.tool in STEP_TOOLS else call.tool
 
 
 def _show_tree(run_id: str, db: Db, *, json: bool) -> None:

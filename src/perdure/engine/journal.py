@@ -36,7 +36,8 @@ SLEEP = "perdure.sleep"
 NOW = "perdure.now"
 PATCHED = "perdure.patched"
 CODE = "perdure.code"
-"""Names of the custom events that the runtime writes for operations of code agents."""
+"""Names of the custom events that the runtime writes for operations of code agents; a sleep that a
+planner decides leaves one as well, without a position."""
 
 _NAMES_OF_CODE = frozenset({SLEEP, NOW, PATCHED, CODE, FIELD_EVENT_NAME})
 

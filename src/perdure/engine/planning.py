@@ -13,7 +13,7 @@ from pydantic import JsonValue
 
 from perdure.engine.asking import add_question, draft_ask, request_approval
 from perdure.engine.draft import Draft
-from perdure.engine.journal import STEP_TOOLS
+from perdure.engine.journal import SLEEP, STEP_TOOLS
 from perdure.engine.judging import Judge
 from perdure.engine.limits import calls_left, calls_used_up, repeated
 from perdure.engine.ports import (
@@ -143,6 +143,7 @@ def _draft_plan(draft: Draft, decision: UpdatePlan) -> None:
 
 
 def _draft_sleep(draft: Draft, decision: Sleep) -> None:
+    draft.add(CustomEvent(name=SLEEP, value={"seconds": decision.duration.total_seconds()}))
     finish_step(draft)
     if not draft.is_closing:
         draft.release(AttemptEnd.PARKED, ParkedOn.TIMER)

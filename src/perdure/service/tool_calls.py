@@ -221,6 +221,7 @@ def _view(
         ordinal=row.ordinal,
         tool=row.tool,
         version=row.version,
+        planner_call_id=None if action is None else action.planner_call_id,
         side_effect=row.side_effect,
         repeatable=row.repeatable,
         needs_approval=row.needs_approval,

@@ -122,6 +122,8 @@ class ToolCallView(Stored):
     ordinal: int
     tool: str
     version: str | None
+    planner_call_id: str | None
+    """The planner's own name for the call; of a code agent's step the name of the step."""
     side_effect: SideEffect | None
     repeatable: bool
     needs_approval: bool

@@ -1,0 +1,92 @@
+"""What `runs events` and `runs show` tell of each kind of event, in words for people."""
+
+import re
+
+from perdure.ops.timeline import line_of
+from perdure.protocol.event_views import EventView
+from tests.cli.program import Program
+from tests.cli.workshop import REFERENCE
+
+HERE = ("--here", "--agents", REFERENCE, "--timeout", "15", "--json")
+
+
+def _lines(perdure: Program, run_id: str) -> str:
+    """Return what the events of a run say, without numbers, times and ids."""
+    told = perdure("runs", "events", run_id).out
+    bare = re.sub(r"^ *\d+  \S+  ", "", told, flags=re.MULTILINE)
+    return re.sub(r"(run|tc|int)_[0-9a-f]{32}", r"\1_…", bare)
+
+
+def test_a_code_agent_can_be_read(perdure: Program) -> None:
+    """R-6.2: steps by their names, what code reported, sleeps, children; nothing of bookkeeping."""
+    run_id = perdure("run", "researcher", *HERE).json["run_id"]
+    lines = _lines(perdure, run_id)
+    for line in (
+        'step fetch("a")\nsucceeded: "A"\n',
+        'writes seen (append): ["A"]\nreports progress: done=1\nsleeps until 2',
+        "attempt 2 claimed: the run goes on\n",
+        "child run_… of helper 1 started\n",
+        'child run_… succeeded: "helped"\n',
+        "artifact notes.txt (10 bytes)\n",
+    ):
+        assert line in lines
+    assert "custom" not in lines
+    assert "perdure." not in lines
+    assert re.search(
+        r"^0 +step fetch +succeeded", perdure("runs", "show", run_id).out, re.MULTILINE
+    )
+
+
+def test_sleeps_plans_undoing_and_handing_over_can_be_read(perdure: Program) -> None:
+    """R-6.2: and a cancel with its reason."""
+    run = perdure("run", "rests", *HERE).json
+    (asked,) = run["open_interrupts"]
+    perdure("interrupts", "resolve", asked, "--approve", "--reason", "tea is good")
+    run_id = perdure("runs", "list", "--agent", "rests", "--json").json["items"][0]["run_id"]
+    perdure("run", "helper", *HERE)  # its worker carries the answered run on, too
+    perdure("runs", "cancel", run_id, "--compensate", "--reason", "no tea")
+    perdure("run", "helper", *HERE)  # and undoes it
+    lines = _lines(perdure, run_id)
+    for line in (
+        'plan revision 1: rest (in_progress)\nagent state: "rested"\nsleeps 0.01 s\n',
+        'call order(name="tea") (ask)\n',
+        "approve by local: tea is good\n",
+        "cancel by local, undoing its effects: no tea\n",
+        "undoing tc_… started\n",
+        'undoing tc_… succeeded: undone="order 1"\n',
+    ):
+        assert line in lines
+
+    run_id = perdure("run", "hands_over", *HERE).json["run_id"]
+    assert "hands_over hands over to helper 1: it knows better\n" in _lines(perdure, run_id)
+
+
+def _line(kind: str, **data: object) -> str:
+    values = {"event_id": "e", "run_id": "r", "seq": 1, "type": kind, "step_index": 0, "data": data}
+    rest = {"schema_version": 1, "attempt": 1, "trace_id": "", "span_id": ""}
+    return line_of(EventView.model_validate({**values, **rest, "time": "2026-01-01T00:00:00Z"}))
+
+
+def test_failures_of_children_compensations_and_planners_say_why() -> None:
+    failure = {"code": "TOOL_ERROR", "reason": "no luck"}
+    assert _line("error", failure=failure) == "error TOOL_ERROR no luck, the planner is told"
+    refused = _line("child", phase="refused", agent_id="helper", failure=failure)
+    assert refused == "child of helper refused: TOOL_ERROR no luck"
+    told = _line("child", phase="result", child_run_id="r1", state="failed", failure=failure)
+    assert told == "child r1 failed: TOOL_ERROR no luck"
+    undone = _line("compensation", tool_call_id="t", status="failed", again=True, error=failure)
+    assert undone == "undoing t failed, is tried again: TOOL_ERROR no luck"
+
+
+def test_what_befalls_an_approval_and_a_call_by_callback_is_told() -> None:
+    phase = {"approval_id": "int_1", "phase": "delegated", "approvers": ["ann"], "by": "bob"}
+    assert _line("custom", name="perdure.approval", value=phase) == (
+        "approval int_1 delegated to ann by bob"
+    )
+    pending = {"tool_call_id": "tc_1", "external_ref": "job 7", "expires_in_s": 5}
+    assert _line("custom", name="perdure.pending", value=pending) == (
+        "the result of tc_1 comes by callback (external reference job 7)"
+    )
+    published = {"topic": "news", "value": {"a": 1}}
+    assert _line("custom", name="perdure.published", value=published) == "publishes to news: a=1"
+    assert _line("custom", name="mine") == "reports mine"
