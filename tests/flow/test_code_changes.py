@@ -24,7 +24,7 @@ from perdure.testing.embedded import Embedded, scripted
 from perdure.testing.tools import ToolZoo
 from tests.flow.test_code_agents import answer_of, failure_of
 from tests.flow.test_retry import again
-from tests.flow.world import data_of, flow
+from tests.flow.world import data_of, flow, states
 
 Body = Callable[[Context, object], Awaitable[object]]
 
@@ -167,15 +167,17 @@ async def short_changed(ctx: Context, input: object) -> object:
     return [await ctx.interrupt("go on?")]
 
 
-async def _dies_before_the_end(engine: Embedded, run_id: str) -> None:
-    """Make the run that goes on, as a worker does that then dies."""
+async def _dies_before_the_end(engine: Embedded, run_id: str) -> str:
+    """Make the run that goes on, as a worker does that then dies; return it."""
     row = await engine.run(run_id)
     card = AgentCard(agent_id="changing", version="5")
     registration = AgentRegistration(
         agent_id="changing", version="5", card=card.model_dump(mode="json"), digest="d"
     )
     await engine.core.store.register([registration], [])
-    assert await carry_on(engine.core, row, card, "gone") is not None
+    made = await carry_on(engine.core, row, card, "gone")
+    assert made is not None
+    return made
 
 
 @pytest.mark.slow
@@ -259,6 +261,32 @@ async def test_a_run_whose_version_is_replaced_goes_on_as_one_new_run(
         failure = await failure_of(engine, child.facts.run_id)
         assert (failure.code, failure.details) == (FailureCode.CHECKPOINT_INCOMPATIBLE, {})
         await engine.wait_terminal(runs[2])
+
+
+async def test_what_was_to_go_on_does_not_when_its_run_ended_otherwise(
+    url: str, zoo: ToolZoo
+) -> None:
+    """R-20.2, R-9.1: the worker that made it died; the run was cancelled, or its version was served
+    again and it succeeded. No step is run twice, and what was cancelled stays so."""
+    async with flow(url, [versioned(short)], zoo) as engine:
+        cancelled, succeeds = [await engine.submit("changing") for _ in range(2)]
+        made: list[str] = []
+        for run_id in (cancelled, succeeds):
+            (question,) = await engine.wait_waiting(run_id)
+            made.append(await _dies_before_the_end(engine, run_id))
+        await engine.cancel(cancelled)
+        await engine.answer(question.interrupt_id, Answer.RESPOND, value=True)
+        assert await answer_of(engine, succeeds) == ["first", True]
+    newest = agent("changing", "5", tools=["echo"], replaces=["1"], continues=True)(short)
+    async with flow(url, [newest], zoo) as engine:
+        for run_id, old_id in zip(made, (cancelled, succeeds), strict=True):
+            failure = await failure_of(engine, run_id)
+            assert failure.code is FailureCode.RUN_CANCELLED
+            assert failure.details == {
+                "by": "runtime",
+                "reason": f"{old_id}, from which it was to go on, ended otherwise",
+            }
+            assert RunState.PLANNING not in states(await engine.events(run_id))
 
 
 async def blocks(ctx: Context, input: object) -> object:

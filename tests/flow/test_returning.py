@@ -8,10 +8,10 @@ import pytest
 from perdure.engine import returning
 from perdure.engine.branch import BranchWish, open_at_checkpoint
 from perdure.engine.context import PlannerContext
-from perdure.engine.continuing import continuation
+from perdure.engine.continuing import continuation, key_of_return
 from perdure.engine.core import Core
 from perdure.engine.ports import HostedAgent, ToolGrant
-from perdure.engine.returning import RepairWish, assess, key_of_return
+from perdure.engine.returning import RepairWish, assess
 from perdure.engine.snapshot import RunSnapshot, snapshot_digest
 from perdure.ops.verify.sweep import Sweep
 from perdure.protocol.decisions import Ask, Decision, Finish
@@ -150,10 +150,12 @@ async def test_a_run_with_an_effect_behind_its_last_consistent_checkpoint_is_for
         assert len(zoo.payments()) == 1
 
 
+@pytest.mark.parametrize("cancelled", [False, True], ids=["", "cancelled"])
 async def test_ending_a_run_by_hand_ends_what_a_return_had_begun_that_was_cut_off(
-    url: str, zoo: ToolZoo, monkeypatch: pytest.MonkeyPatch
+    url: str, zoo: ToolZoo, monkeypatch: pytest.MonkeyPatch, *, cancelled: bool
 ) -> None:
-    """R-7.7: whoever returned it died once the new run was there; it must not go on by itself."""
+    """R-7.7, I82: whoever returned it died once the new run was there; it must not go on by itself,
+    though the old one was also cancelled before it was ended."""
     async with flow(url, [payer()], zoo) as engine:
         service, core = Service(core=engine.core), engine.core
         run_id, question = await waits_twice(engine)
@@ -177,6 +179,9 @@ async def test_ending_a_run_by_hand_ends_what_a_return_had_begun_that_was_cut_of
         wish = BranchWish(mode="return", by="local", checkpoint=found.checkpoint)
         begun = (await open_at_checkpoint(core, row, order, wish)).row
         assert begun.hot.parked_on is ParkedOn.THREAD
+        if cancelled:
+            with pytest.raises(Conflict, match="put aside for repair"):
+                await engine.cancel(run_id)
         fail = RepairRequest(action="fail", reason="enough")
         assert (await repair(service, LOCAL, run_id, fail)).state is RunState.FAILED
         dropped = await engine.run(begun.facts.run_id)

@@ -97,6 +97,12 @@ UPDATE events SET type = :t_repair, data = CAST('{"type":"repair","action":"fail
 UPDATE run_state SET code = 'INTERNAL'
     WHERE run_id = (SELECT origin_run_id FROM runs WHERE run_id = :run);
 
+-- mutant: I82 | goes on | it was to go on in another version, and its origin was cancelled
+UPDATE runs SET options = CAST(json_set(CAST(options AS TEXT), '$.idempotency_key',
+    'perdure.continues:run_' || lower(hex(retry_of))) AS BLOB) WHERE run_id = :run;
+UPDATE run_state SET code = 'RUN_CANCELLED'
+    WHERE run_id = (SELECT origin_run_id FROM runs WHERE run_id = :run);
+
 -- mutant: I52 | plain | an older schema after a newer one
 UPDATE events SET schema_version = 2 WHERE run_id = :run AND seq = 4;
 

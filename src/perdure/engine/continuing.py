@@ -6,6 +6,7 @@ between makes no second one. It shares the old run's history by reference, as a 
 """
 
 import logging
+from contextlib import suppress
 
 from perdure.engine.branch import BranchWish, continue_run
 from perdure.engine.cancel import cancel_run
@@ -14,14 +15,34 @@ from perdure.engine.history import load_value
 from perdure.engine.submit import RunOrder
 from perdure.protocol.agents import AgentCard
 from perdure.protocol.codec import digest
-from perdure.protocol.errors import PerdureError, StoreFull, Unavailable
-from perdure.protocol.runs import RunRow
-from perdure.protocol.states import CancelAction
+from perdure.protocol.errors import PerdureError, StoreFull, Unavailable, Unreadable
+from perdure.protocol.events import StateEvent
+from perdure.protocol.log import DamagedEvent
+from perdure.protocol.runs import RunFacts, RunRow
+from perdure.protocol.states import CancelAction, RunState
 from perdure.store.requests import CancelWish
 
 log = logging.getLogger(__name__)
 
 BY = "runtime"
+
+
+def key_of_carrying_on(run_id: str) -> str:
+    """Return the key under which the run is made that goes on in another version."""
+    return f"perdure.continues:{run_id}"
+
+
+def key_of_return(run_id: str) -> str:
+    """Return the key under which the run is made that goes on from a checkpoint of a damaged one."""
+    return f"perdure.returns:{run_id}"
+
+
+def goes_on_from(facts: RunFacts) -> str | None:
+    """Return the run whose end must name this one before it may begin. No caller has such keys."""
+    old, key = facts.retry_of, facts.options.idempotency_key
+    if old is None or key not in {key_of_carrying_on(old), key_of_return(old)}:
+        return None
+    return old
 
 
 async def carry_on(core: Core, row: RunRow, newer: AgentCard, reason: str) -> str | None:
@@ -33,7 +54,7 @@ async def carry_on(core: Core, row: RunRow, newer: AgentCard, reason: str) -> st
     facts = row.facts
     if facts.parent_run_id is not None and not facts.detached:
         return None
-    key = f"perdure.continues:{facts.run_id}"
+    key = key_of_carrying_on(facts.run_id)
     try:
         order = await continuation(
             core, row, key=key, agent_id=newer.agent_id, version=newer.version
@@ -78,3 +99,33 @@ async def stop_continuing(core: Core, row: RunRow, run_id: str) -> None:
     """Cancel a run that was to go on from one that was cancelled in the meantime."""
     wish = CancelWish(action=CancelAction.INTERRUPT, by=BY, source="runtime")
     await cancel_run(core, row.facts.tenant_id, run_id, wish)
+
+
+async def stop_unless_named(core: Core, row: RunRow) -> None:
+    """Cancel a claimed run that has not begun and was to go on from one that ended otherwise."""
+    old_id = goes_on_from(row.facts)
+    if old_id is None or row.hot.state is not RunState.PENDING or row.hot.cancel_epoch > 0:
+        return
+    if await _may_go_on(core, old_id, row.facts.run_id):
+        return
+    log.warning("%s was to go on from %s, which ended otherwise", row.facts.run_id, old_id)
+    wish = CancelWish(
+        action=CancelAction.INTERRUPT,
+        by=BY,
+        source="runtime",
+        reason=f"{old_id}, from which it was to go on, ended otherwise",
+    )
+    await core.store.request_cancel(row.facts.run_id, wish)
+
+
+async def _may_go_on(core: Core, old_id: str, run_id: str) -> bool:
+    """Tell whether a run's end names the one that goes on; what cannot be read says nothing."""
+    with suppress(Unreadable, DamagedEvent):
+        old = await core.reader.find_run(None, old_id)
+        if old is None or old.hot.terminal_seq is None:
+            return True
+        for event in await core.reader.events_after(old_id, old.hot.terminal_seq - 1, limit=1):
+            end = event.data
+            if isinstance(end, StateEvent):
+                return end.failure is not None and end.failure.details.get("continued_by") == run_id
+    return True

@@ -22,7 +22,7 @@ from pydantic import JsonValue
 from perdure.engine.branch import BranchWish, open_at_checkpoint
 from perdure.engine.closing import CANCELLED, close_run, end_transition, finished_effects
 from perdure.engine.committer import announce
-from perdure.engine.continuing import BY, continuation, stop_continuing
+from perdure.engine.continuing import BY, continuation, key_of_return, stop_continuing
 from perdure.engine.core import Core
 from perdure.engine.counting import count_draft
 from perdure.engine.fold import fold
@@ -239,11 +239,6 @@ async def _effects_behind(core: Core, row: RunRow, place: _Consistent) -> list[s
 
 
 # ---------------------------------------------------------------- doing it
-
-
-def key_of_return(run_id: str) -> str:
-    """Return the key under which a run's continuation is made, so that there is only one."""
-    return f"perdure.returns:{run_id}"
 
 
 async def return_run(core: Core, row: RunRow, wish: RepairWish) -> RunRow:

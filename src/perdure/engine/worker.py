@@ -22,6 +22,7 @@ from pydantic import JsonValue
 from perdure.engine.attempt import Attempt
 from perdure.engine.committer import Committer
 from perdure.engine.compensation import Compensator
+from perdure.engine.continuing import stop_unless_named
 from perdure.engine.core import Core
 from perdure.engine.heartbeat import Heartbeat
 from perdure.engine.held import Finished, Surroundings
@@ -310,6 +311,8 @@ class Worker:
 
     async def _begin(self, around: Surroundings, claimed: Claimed, lease: Lease) -> Attempt | None:
         facts = claimed.row.facts
+        if facts.retry_of is not None:
+            await stop_unless_named(self.core, claimed.row)
         agent_id, version = facts.agent_now
         agent = self.catalog.find(agent_id, version)
         if agent is None:

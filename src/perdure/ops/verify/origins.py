@@ -1,5 +1,6 @@
 """Runs that share the history of another, or took its place."""
 
+from perdure.engine.continuing import goes_on_from
 from perdure.ops.verify.checks import Found, rule
 from perdure.ops.verify.record import RunRecord
 from perdure.protocol.events import StateEvent
@@ -36,7 +37,11 @@ def origin_is_told(record: RunRecord) -> Found:
         yield "run", f"it shares {facts.origin_seq} events, there are {sharing.origin.hot.last_seq}"
 
 
-@rule("I71", "A retry is of a failed run of its thread, its agent and its tenant.")
+@rule(
+    "I71",
+    "A retry is of a failed run of its thread, its agent and its tenant. Of a run that another is "
+    "to go on from, I82 says how it ends.",
+)
 def retry_of_a_failure(record: RunRecord) -> Found:
     facts, retried = record.facts, record.sharing.retried
     if facts.retry_of is None:
@@ -44,7 +49,7 @@ def retry_of_a_failure(record: RunRecord) -> Found:
     if retried is None:
         yield "run", f"there is no run {facts.retry_of}"
         return
-    if retried.hot.state is not RunState.FAILED:
+    if retried.hot.state is not RunState.FAILED and goes_on_from(facts) is None:
         yield "run", f"it retries {facts.retry_of}, which is {retried.hot.state}"
     mine = (facts.tenant_id, facts.thread_id, facts.agent_id)
     theirs = (retried.facts.tenant_id, retried.facts.thread_id, retried.facts.agent_id)

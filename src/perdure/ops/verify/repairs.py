@@ -1,10 +1,12 @@
 """Runs that were put aside, and what was done about them."""
 
+from perdure.engine.continuing import goes_on_from
 from perdure.engine.snapshot import is_side_effect
 from perdure.ops.verify.checks import Found, rule
 from perdure.ops.verify.record import LogLine, RunRecord
 from perdure.protocol.events import ENDING_REPAIRS, RepairEvent, StateEvent
 from perdure.protocol.failures import FailureCode
+from perdure.protocol.states import RunState
 
 _ENDS = frozenset({FailureCode.CHECKPOINT_INCOMPATIBLE, FailureCode.RUN_CANCELLED})
 
@@ -13,7 +15,8 @@ _ENDS = frozenset({FailureCode.CHECKPOINT_INCOMPATIBLE, FailureCode.RUN_CANCELLE
     "I82",
     "A run that a repair ended is over, with CHECKPOINT_INCOMPATIBLE or as cancelled. One that was "
     "returned to a checkpoint names the run that goes on, and no call with a side effect was run or "
-    "ended behind that checkpoint; a run that began so has an origin that ended so.",
+    "ended behind that checkpoint. A run that was to go on so, or in the version that replaces its "
+    "origin's, began only if its origin ended so.",
 )
 def returned_where_nothing_was_done(record: RunRecord) -> Found:
     for line, data in record.of(RepairEvent):
@@ -21,12 +24,15 @@ def returned_where_nothing_was_done(record: RunRecord) -> Found:
             yield line.name, f"it ends the run, which is {record.hot.state} with {record.hot.code}"
         if data.action == "return":
             yield from _returned(record, line, data)
+    origin = record.sharing.origin
+    if origin is None or origin.hot.code is FailureCode.CHECKPOINT_INCOMPATIBLE:
+        return
+    goes_on = goes_on_from(record.row.facts) is not None
     for line, data in record.of(StateEvent):
-        origin = record.sharing.origin
-        if data.origin is None or data.origin.mode != "return" or origin is None:
-            continue
-        if origin.hot.code is not FailureCode.CHECKPOINT_INCOMPATIBLE:
-            yield line.name, f"its origin was not returned: it is {origin.hot.state}"
+        goes_on = goes_on or (data.origin is not None and data.origin.mode == "return")
+        if goes_on and data.state is RunState.PLANNING:
+            yield line.name, f"it began, and its origin is {origin.hot.state} with no word of it"
+            return
 
 
 def _returned(record: RunRecord, line: LogLine, data: RepairEvent) -> Found:
