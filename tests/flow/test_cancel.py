@@ -7,6 +7,7 @@ import pytest
 
 from perdure.engine.context import PlannerContext
 from perdure.engine.ports import HostedAgent
+from perdure.engine.tree import close_unheld
 from perdure.protocol.agents import AgentCard
 from perdure.protocol.codec import encode
 from perdure.protocol.decisions import ChildRequest, Decision, Finish, Sleep, Spawn
@@ -27,12 +28,12 @@ from perdure.service.artifacts import list_artifacts, read_content
 from perdure.service.base import Service
 from perdure.service.principal import LOCAL
 from perdure.store.reader import RunFilter
-from perdure.store.requests import CancelWish
+from perdure.store.requests import CancelWish, TimerKind
 from perdure.testing.clock import ShiftingClock
 from perdure.testing.embedded import Embedded, call, calls, scripted, unasked
 from perdure.testing.tools import ToolZoo
 from perdure.tools import ToolContext, tool
-from tests.flow.world import flow, swept_until
+from tests.flow.world import data_of, flow, swept_until
 
 
 def once(tool: str, **args: object) -> HostedAgent:
@@ -230,6 +231,36 @@ async def test_a_run_of_a_dead_worker_is_cancelled_when_its_lease_expires(
         row = await engine.run(run_id)
         after = await engine.submit("once", thread_id=row.facts.thread_id)
         assert (await engine.wait_terminal(after)).hot.state is RunState.SUCCEEDED
+
+
+async def test_a_worker_without_the_tool_leaves_a_call_to_one_that_can_look_it_up(
+    url: str, zoo: ToolZoo
+) -> None:
+    """R-9.2, R-5.7: its end is not `unknown` while another may know; it does not wait for ever."""
+    clock = ShiftingClock()
+    agent = once("pay_then_hang", amount=5)
+    async with (
+        flow(url, [agent], zoo, clock=clock) as engine,
+        flow(url, [scripted("idle", [Finish()])], clock=clock, start=False) as foreign,
+    ):
+        runs = [await engine.submit("once") for _ in range(2)]
+        await zoo.wait_started("pay_then_hang", 2)
+        await engine.kill_worker()
+        clock.advance(60)  # its leases run out
+        await foreign.sweep()
+        for run_id in runs:
+            await foreign.cancel(run_id)
+            await foreign.sweep()
+            assert (await engine.run(run_id)).hot.state is RunState.EXECUTING
+        assert await close_unheld(engine.core, runs[0], TimerKind.CLOSE, engine.tools)
+        clock.advance(foreign.core.settings.cancel_deadline_s)
+        await swept_until(foreign, runs[1], lambda row: row.hot.finished_at is not None)
+        told: list[tuple[ToolCallStatus, str]] = []
+        for run_id in runs:
+            await assert_cancelled(engine, run_id)
+            (result,) = data_of(await engine.events(run_id), ResultEvent)
+            told.append((result.status, result.by))
+        assert told == [(ToolCallStatus.SUCCEEDED, "tool"), (ToolCallStatus.UNKNOWN, "runtime")]
 
 
 LONG = "too long for an event " * 1000

@@ -4,6 +4,7 @@ One result for each open call, every interrupt closed, the open step closed, the
 one commit, by the holder or, when nobody holds the run, by whoever ends it (decision 3).
 """
 
+import math
 from collections.abc import Callable, Mapping
 
 import anyio
@@ -30,8 +31,10 @@ from perdure.protocol.states import (
 )
 from perdure.protocol.tools import ToolSpec
 from perdure.store.commits import InterruptClose
+from perdure.store.requests import TimerKind
 
 CALLS_REPORTED_MAX = 1000
+_ENDS = frozenset({TimerKind.CLOSE, TimerKind.DEADLINE})
 _LEFT = frozenset({ToolCallStatus.SUCCEEDED, ToolCallStatus.PARTIAL, ToolCallStatus.UNKNOWN})
 """Outcomes of calls whose effect is, or may be, in the world."""
 
@@ -272,6 +275,33 @@ async def look_up_open(
                 if spec is not None and spec.has_lookup:
                     group.start_soon(ask, call, spec)
     return known
+
+
+async def is_for_others(core: Core, view: RunView, tools: ToolRunner | None) -> bool:
+    """Tell whether an end is left to a worker, or to one that can look up what became of a call.
+
+    To another worker while a call was begun whose tool is not here and is registered with a lookup;
+    no longer than `cancel_deadline_s` after the end was due: there may be no such worker any more.
+    """
+    if tools is None:
+        return any(not call.repeatable for call in view.running_calls())
+    begun = {(call.tool, call.version) for call in begun_calls(view)}
+    missing = {key for key in begun if tools.find(*key) is None}
+    if not missing or not await _has_lookup(core, missing):
+        return False
+    timers = await core.reader.timers_of(view.facts.run_id)
+    due = [timer.due_at for timer in timers if timer.kind in _ENDS]
+    late_s = (await core.reader.now() - min(due)).total_seconds() if due else math.inf
+    return late_s < core.settings.cancel_deadline_s
+
+
+async def _has_lookup(core: Core, missing: set[tuple[str, str | None]]) -> bool:
+    return any(
+        not missing.isdisjoint({(tool.name, tool.version), (tool.name, None)})
+        and isinstance(tool.spec, dict)
+        and tool.spec.get("has_lookup") is True
+        for tool in await core.reader.list_tools()
+    )
 
 
 def invocation_of(

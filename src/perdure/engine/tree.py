@@ -22,6 +22,7 @@ from perdure.engine.closing import (
     close_run,
     end_transition,
     finished_effects,
+    is_for_others,
     look_up_open,
 )
 from perdure.engine.committer import announce
@@ -268,8 +269,8 @@ async def close_unheld(
     """End a run that nobody holds and whose end is due; True when this call moved it on.
 
     While children are open they are cancelled and waited for, and ended as ORPHANED when that
-    takes too long. False when the run is held, ended already, has a call that only a worker
-    can look up, or one that is to be undone first (`undone`: that was seen to).
+    takes too long. False when the run is held, ended already, has a call that only a worker, or
+    another one, can look up, or one that is to be undone first (`undone`: that was seen to).
     """
     row = await core.reader.find_run(None, run_id)
     if row is None or row.hot.lease_owner is not None or row.hot.state in TERMINAL:
@@ -284,7 +285,7 @@ async def close_unheld(
         await _orphan_below(core, run_id, tools)
         await deliver_reports(core, run_id, tools)
         return True
-    if tools is None and any(not call.repeatable for call in view.running_calls()):
+    if await is_for_others(core, view, tools):
         return False
     effects = await _effects(core, row, view, undone=undone or not whole)
     if effects is None:

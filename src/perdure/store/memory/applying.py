@@ -105,11 +105,9 @@ def _missing(tables: Tables, commit: Commit) -> str | None:
         return "no such execution"
     opened = {new.interrupt_id for new in commit.new_interrupts}
     spent = [new.approval_id for new in commit.new_executions if new.approval_id is not None]
-    if any(key not in opened and key not in tables.interrupts for key in spent):
-        return "no such approval"
-    used = [key for key in spent if key not in opened and tables.interrupts[key].consumed_by]
-    if used or len(set(spent)) != len(spent):
-        return "the approval is spent"
+    there = [tables.interrupts.get(key) for key in spent if key not in opened]
+    if any(row is None or row.consumed_by for row in there) or len(set(spent)) != len(spent):
+        return "no such approval, or it is spent"
     return None
 
 

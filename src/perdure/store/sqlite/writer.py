@@ -35,6 +35,7 @@ from perdure.store.sqlite.connection import (
     translate,
 )
 from perdure.store.sqlite.prepared import Prepared
+from perdure.store.sqlite.products import NotPending
 from perdure.store.sqlite.transaction import Transaction
 
 BATCH_MAX: Final = 128
@@ -239,7 +240,9 @@ class Writer:
         except Exception as error:
             if not isinstance(error, Unreadable) and not is_data_error(error):
                 raise
-            return Refused(reason=f"{type(error).__name__}: {error}")
+            told = str(error)
+            ours = isinstance(error, NotPending)
+            return Refused(reason=told if ours else f"{type(error).__name__}: {told}")
 
 
 def _may_be_of_one(error: Exception) -> bool:

@@ -19,6 +19,7 @@ from perdure.protocol.states import (
 from perdure.store.commits import (
     CallUpdate,
     Commit,
+    Committed,
     ExecutionEnd,
     InterruptClose,
     NewArtifact,
@@ -39,12 +40,14 @@ from perdure.testing.builders import (
     TO_WAITING,
     action_of,
     advanced,
+    answering,
     asking,
     claimed,
     commit_of,
     look,
     new_call,
     new_id,
+    new_run,
     note,
     parked,
     result_of,
@@ -267,10 +270,25 @@ class RowContract(Contract):
         )
         row = await advanced(store, reader, replace(commit_of(row), new_executions=(first,)))
         again = replace(commit_of(row), new_executions=(replace(first, number=2),))
-        assert [type(answer) for answer in await store.commit([again])] == [Refused]
+        refused = Refused(reason="no such approval, or it is spent")
+        assert await store.commit([again]) == [refused]
         found = await reader.find_interrupt("default", asked.new_interrupts[0].interrupt_id)
         assert found is not None
         assert found.consumed_by == 1
+        assert await look(reader, row.facts.run_id) == row
+
+    async def test_a_question_is_answered_once(self, store: Store, reader: Reader) -> None:
+        """R-8.3: a second answer is refused, with its whole commit and in the same words."""
+        held = await claimed(store)
+        asked = asking(held.row)
+        question = asked.new_interrupts[0].interrupt_id
+        row = await advanced(store, reader, asked)
+        other = await claimed(store, new_run())
+        row = await advanced(store, reader, answering(row, question))
+        again = [answering(row, question), commit_of(other.row, note())]
+        refused, written = await store.commit(again)
+        assert refused == Refused(reason="the interrupt is not pending")
+        assert isinstance(written, Committed)
         assert await look(reader, row.facts.run_id) == row
 
     async def test_messages_take_the_next_places_of_the_thread(
