@@ -227,7 +227,8 @@ class ChildrenSettings(_Section):
         gt=0,
         le=86_400,
         description="seconds that child runs get to end once their parent is to end; what goes on "
-        "then is ended as ORPHANED",
+        "then is ended as ORPHANED; so long a worker leaves what became of a cancelled run's call to "
+        "one that can look it up",
     )
 
 
