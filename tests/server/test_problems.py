@@ -1,6 +1,7 @@
 """Errors on the wire: one table, no secrets, logged once."""
 
 import logging
+import re
 from pathlib import Path
 
 import httpx2
@@ -52,6 +53,32 @@ async def test_an_unknown_error_shows_nothing_and_is_logged_once(
     logged = [record for record in caplog.records if record.levelno >= logging.ERROR]
     assert len(logged) == 1
     assert logged[0].__dict__["request_id"] in answer.json()["instance"]
+
+
+async def test_no_route_passes_over_a_query_parameter_that_it_does_not_have() -> None:
+    """R-3.2: a misspelt filter would answer with everything; it is refused as a body's field is."""
+    async with open_world(works=False) as world:
+        document = (await world.http.get("/openapi.json")).json()
+        operations = [
+            (method, path, operation)
+            for path, methods in document["paths"].items()
+            for method, operation in methods.items()
+            if path.startswith("/v1/")
+        ]
+        assert len(operations) > 40
+        for method, path, operation in operations:
+            assert "422" in operation["responses"], path
+            known = {one["name"] for one in operation.get("parameters", []) if one["in"] == "query"}
+            answer = await world.http.request(
+                method,
+                re.sub(r"\{\w+\}", "x", path),
+                params={"stat": "failed"},
+                json={} if "requestBody" in operation else None,
+            )
+            found = answer.json()
+            assert (answer.status_code, found["code"]) == (422, "invalid"), path
+            assert found["field"] == "stat", path
+            assert all(name in found["detail"] for name in known), path
 
 
 async def test_a_store_that_is_away_asks_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:

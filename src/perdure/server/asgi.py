@@ -11,7 +11,7 @@ ours is refused (DNS rebinding), and so is a mutating request from another origi
 import ipaddress
 import logging
 import re
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, cast
@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 import anyio
 from anyio import to_thread
+from fastapi.dependencies.models import Dependant
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, JsonValue, TypeAdapter, ValidationError
@@ -331,15 +332,30 @@ class _StrictRequest(Request):
         return self.parsed
 
 
+Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+
+
 class StrictRoute(APIRoute):
     """A route whose body is parsed by the strict codec and validated without conversions.
 
     A number is no text and a text is no number or truth value. The framework gets the made object.
+    A query parameter that the route does not have is refused, as a field of a body is.
     """
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+    def get_route_handler(self) -> Handler:
         """Return the framework's handler behind the strict parser."""
-        handle = super().get_route_handler()
+        handle = self._behind_body(super().get_route_handler())
+        taken = set(_parameters_of(self.dependant))
+
+        async def handle_known(request: Request) -> Response:
+            unknown = [name for name in request.query_params if name not in taken]
+            if unknown:
+                raise RequestValidationError([_no_parameter(name, taken) for name in unknown])
+            return await handle(request)
+
+        return handle_known
+
+    def _behind_body(self, handle: Handler) -> Handler:
         if self.body_field is None:
             return handle
         wanted: TypeAdapter[Any] = TypeAdapter(
@@ -365,6 +381,20 @@ class StrictRoute(APIRoute):
             return await handle(strict)
 
         return handle_strictly
+
+
+def _parameters_of(dependant: Dependant) -> Iterator[str]:
+    """Give the names of the query parameters that a route and what it depends on take."""
+    for parameter in dependant.query_params:
+        yield parameter.alias
+    for inner in dependant.dependencies:
+        yield from _parameters_of(inner)
+
+
+def _no_parameter(name: str, taken: Iterable[str]) -> dict[str, object]:
+    known = ", ".join(sorted(taken)) or "none"
+    message = f"there is no such parameter here; there are: {known}"
+    return {"type": "unknown_parameter", "loc": ("query", name[:200]), "msg": message}
 
 
 def _not_valid(error: ValidationError) -> RequestValidationError:

@@ -48,16 +48,16 @@ STREAM: dict[str, Any] = {
 }
 """The content of an event stream, as OpenAPI readers take it: by event."""
 
-_ALWAYS = ("malformed", "forbidden", "internal", "unreadable", "unavailable")
-_WITH_BODY = ("too_slow", "too_large", "unsupported_media", "invalid", "store_full")
+_ALWAYS = ("malformed", "forbidden", "internal", "invalid", "unreadable", "unavailable")
+_WITH_BODY = ("too_slow", "too_large", "unsupported_media", "store_full")
 
 
-def may_answer(*codes: str, body: bool = False, parameters: bool = False) -> Responses:
-    """Return the documented problems of a route: these codes and those that every route has."""
-    wanted = {*_ALWAYS, *codes, *(_WITH_BODY if body else ())}
-    if parameters:
-        wanted.add("invalid")
-    return _grouped(wanted)
+def may_answer(*codes: str, body: bool = False) -> Responses:
+    """Return the documented problems of a route: these codes and those that every route has.
+
+    Each may answer `invalid`: it refuses a query parameter that it does not have.
+    """
+    return _grouped({*_ALWAYS, *codes, *(_WITH_BODY if body else ())})
 
 
 def _grouped(codes: Iterable[str]) -> Responses:

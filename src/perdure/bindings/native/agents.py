@@ -32,7 +32,7 @@ async def list_agents(call: InCall) -> Response:
     operation_id="get_agent",
     summary="Show an agent",
     response_model=AgentView,
-    responses=may_answer("not_found", parameters=True),
+    responses=may_answer("not_found"),
 )
 async def get_agent(call: InCall, agent_id: str) -> Response:
     """Return one agent."""
@@ -44,7 +44,7 @@ async def get_agent(call: InCall, agent_id: str) -> Response:
     operation_id="get_agent_card",
     summary="Show an agent's card",
     response_model=AgentCard,
-    responses=may_answer("not_found", parameters=True),
+    responses=may_answer("not_found"),
 )
 async def get_agent_card(
     call: InCall,

@@ -25,7 +25,7 @@ _ANY_BYTES = "application/octet-stream"
     operation_id="list_artifacts",
     summary="List a run's artifacts, oldest first",
     response_model=Page[ArtifactView],
-    responses=may_answer("not_found", parameters=True),
+    responses=may_answer("not_found"),
 )
 async def list_artifacts(
     call: InCall, run_id: str, after: After = None, limit: Limit = LIMIT_DEFAULT
@@ -46,7 +46,7 @@ async def list_artifacts(
     operation_id="get_artifact",
     summary="Show an artifact",
     response_model=ArtifactView,
-    responses=may_answer("not_found", parameters=True),
+    responses=may_answer("not_found"),
 )
 async def get_artifact(call: InCall, artifact_id: str) -> Response:
     """Return an artifact's description."""
@@ -63,7 +63,7 @@ async def get_artifact(call: InCall, artifact_id: str) -> Response:
             "description": "The bytes, always as an attachment",
             "content": {_ANY_BYTES: {"schema": {"type": "string", "format": "binary"}}},
         },
-        **may_answer("not_found", "gone", parameters=True),
+        **may_answer("not_found", "gone"),
     },
 )
 async def get_artifact_content(call: InCall, artifact_id: str) -> Response:

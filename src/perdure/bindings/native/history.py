@@ -73,7 +73,7 @@ CallbackBody = Annotated[
             "content": STREAM,
         },
         204: {"description": "The run is terminal and nothing is after the cursor"},
-        **may_answer("not_found", "not_acceptable", "history_reset", parameters=True),
+        **may_answer("not_found", "not_acceptable", "history_reset"),
     },
 )
 async def follow_run(
@@ -107,7 +107,7 @@ async def follow_run(
     operation_id="get_event",
     summary="Show an event",
     response_model=EventView,
-    responses=may_answer("not_found", parameters=True),
+    responses=may_answer("not_found"),
 )
 async def get_event(call: InCall, event_id: str) -> Response:
     """Return one event."""
@@ -120,7 +120,7 @@ async def get_event(call: InCall, event_id: str) -> Response:
     operation_id="list_attempts",
     summary="List a run's attempts",
     response_model=Page[AttemptView],
-    responses=may_answer("not_found", parameters=True),
+    responses=may_answer("not_found"),
 )
 async def list_attempts(call: InCall, run_id: str) -> Response:
     """Return which workers held the run and how each hold ended, in order."""
@@ -132,7 +132,7 @@ async def list_attempts(call: InCall, run_id: str) -> Response:
     operation_id="list_steps",
     summary="List a run's steps",
     response_model=Page[StepView],
-    responses=may_answer("not_found", parameters=True),
+    responses=may_answer("not_found"),
 )
 async def list_steps(
     call: InCall, run_id: str, after: After = None, limit: Limit = LIMIT_DEFAULT
@@ -150,7 +150,7 @@ async def list_steps(
     operation_id="get_step",
     summary="Show a step",
     response_model=StepView,
-    responses=may_answer("not_found", parameters=True),
+    responses=may_answer("not_found"),
 )
 async def get_step(call: InCall, step_id: str) -> Response:
     """Return one step with its items."""
@@ -162,7 +162,7 @@ async def get_step(call: InCall, step_id: str) -> Response:
     operation_id="list_tool_calls",
     summary="List a run's tool calls",
     response_model=Page[ToolCallView],
-    responses=may_answer("not_found", parameters=True),
+    responses=may_answer("not_found"),
 )
 async def list_tool_calls(
     call: InCall, run_id: str, after: After = None, limit: Limit = LIMIT_DEFAULT
@@ -183,7 +183,7 @@ async def list_tool_calls(
     operation_id="get_tool_call",
     summary="Show a tool call",
     response_model=ToolCallView,
-    responses=may_answer("not_found", parameters=True),
+    responses=may_answer("not_found"),
 )
 async def get_tool_call(call: InCall, tool_call_id: str) -> Response:
     """Return one call with its arguments, executions and result, whole."""
@@ -213,7 +213,7 @@ async def give_tool_call_result(
     operation_id="list_late_results",
     summary="List a run's late results",
     response_model=Page[LateView],
-    responses=may_answer("not_found", parameters=True),
+    responses=may_answer("not_found"),
 )
 async def list_late_results(call: InCall, run_id: str) -> Response:
     """Return results of executions whose worker had lost the run: evidence, never merged."""
@@ -225,7 +225,7 @@ async def list_late_results(call: InCall, run_id: str) -> Response:
     operation_id="list_checkpoints",
     summary="List a run's checkpoints, newest first",
     response_model=Page[CheckpointView],
-    responses=may_answer("not_found", parameters=True),
+    responses=may_answer("not_found"),
 )
 async def list_checkpoints(
     call: InCall, run_id: str, after: After = None, limit: Limit = LIMIT_DEFAULT
@@ -246,7 +246,7 @@ async def list_checkpoints(
     operation_id="get_checkpoint",
     summary="Show a checkpoint",
     response_model=CheckpointView,
-    responses=may_answer("not_found", parameters=True),
+    responses=may_answer("not_found"),
 )
 async def get_checkpoint(call: InCall, checkpoint_id: str) -> Response:
     """Return one checkpoint."""
@@ -258,7 +258,7 @@ async def get_checkpoint(call: InCall, checkpoint_id: str) -> Response:
     operation_id="get_checkpoint_state",
     summary="Show the state of a run at a checkpoint",
     response_model=CheckpointState,
-    responses=may_answer("not_found", "gone", "conflict", parameters=True),
+    responses=may_answer("not_found", "gone", "conflict"),
 )
 async def get_checkpoint_state(call: InCall, checkpoint_id: str) -> Response:
     """Return what the log says of the run at that place: state, plan, agent state, turns, and what
@@ -271,7 +271,7 @@ async def get_checkpoint_state(call: InCall, checkpoint_id: str) -> Response:
     operation_id="diff_checkpoints",
     summary="Compare the states at two checkpoints",
     response_model=CheckpointDiff,
-    responses=may_answer("not_found", "gone", "conflict", parameters=True),
+    responses=may_answer("not_found", "gone", "conflict"),
 )
 async def diff_checkpoints(call: InCall, checkpoint_id: str, other_id: str) -> Response:
     """Return the JSON Patch (RFC 6902) that turns the first state into the other; the checkpoints

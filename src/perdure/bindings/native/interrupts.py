@@ -37,7 +37,7 @@ _RESOLVED = may_answer("not_found", "conflict", "already_answered", "gone", body
     operation_id="list_interrupts",
     summary="List interrupts, oldest first",
     response_model=Page[InterruptView],
-    responses=may_answer(parameters=True),
+    responses=may_answer(),
 )
 async def list_interrupts(
     call: InCall,
@@ -54,7 +54,7 @@ async def list_interrupts(
     operation_id="list_run_interrupts",
     summary="List a run's interrupts, oldest first",
     response_model=Page[InterruptView],
-    responses=may_answer("not_found", parameters=True),
+    responses=may_answer("not_found"),
 )
 async def list_run_interrupts(
     call: InCall,
@@ -96,7 +96,7 @@ async def _list(
     operation_id="get_interrupt",
     summary="Show an interrupt",
     response_model=InterruptView,
-    responses=may_answer("not_found", parameters=True),
+    responses=may_answer("not_found"),
 )
 async def get_interrupt(call: InCall, interrupt_id: str) -> Response:
     """Return what is asked, with the canonical arguments of the call it is about."""
@@ -125,7 +125,7 @@ async def resolve_interrupt(
     operation_id="delegate_interrupt",
     summary="Hand an approval on",
     response_model=InterruptView,
-    responses=may_answer("not_found", "conflict", "gone", "forbidden", body=True, parameters=True),
+    responses=may_answer("not_found", "conflict", "gone", "forbidden", body=True),
 )
 async def delegate_interrupt(
     call: InCall,

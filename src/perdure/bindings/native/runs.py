@@ -74,7 +74,7 @@ async def create_run(
     operation_id="list_runs",
     summary="List runs, newest first",
     response_model=Page[Run],
-    responses=may_answer(parameters=True),
+    responses=may_answer(),
 )
 async def list_runs(
     call: InCall,
@@ -106,7 +106,7 @@ async def list_runs(
     operation_id="get_run",
     summary="Show a run",
     response_model=Run,
-    responses=may_answer("not_found", parameters=True),
+    responses=may_answer("not_found"),
 )
 async def get_run(call: InCall, run_id: str, wait: Wait = 0) -> Response:
     """Return a run as it stands, input and answer whole. Following its events from `last_seq` is
@@ -182,7 +182,7 @@ async def continue_run(
     operation_id="list_children",
     summary="List a run's child runs, newest first",
     response_model=Page[Run],
-    responses=may_answer("not_found", parameters=True),
+    responses=may_answer("not_found"),
 )
 async def list_children(
     call: InCall,

@@ -65,7 +65,7 @@ async def fork_thread(
     operation_id="list_branches",
     summary="List a thread's branches, oldest first",
     response_model=Page[BranchView],
-    responses=may_answer("not_found", "gone", parameters=True),
+    responses=may_answer("not_found", "gone"),
 )
 async def list_branches(
     call: InCall, thread_id: str, after: After = None, limit: Limit = LIMIT_DEFAULT
@@ -110,7 +110,7 @@ async def adopt_branch(
     summary="Delete a thread",
     status_code=204,
     response_class=Response,
-    responses=may_answer("not_found", "conflict", "thread_busy", parameters=True),
+    responses=may_answer("not_found", "conflict", "thread_busy"),
 )
 async def delete_thread(
     call: InCall, thread_id: str, idempotency_key: NaturalKey = None

@@ -93,7 +93,7 @@ async def create_thread(
     operation_id="list_threads",
     summary="List threads, newest first",
     response_model=Page[ThreadView],
-    responses=may_answer(parameters=True),
+    responses=may_answer(),
 )
 async def list_threads(
     call: InCall,
@@ -129,7 +129,7 @@ def _pairs(text: str | None) -> dict[str, JsonValue] | None:
     operation_id="get_thread",
     summary="Show a thread",
     response_model=ThreadView,
-    responses=may_answer("not_found", "gone", parameters=True),
+    responses=may_answer("not_found", "gone"),
 )
 async def get_thread(call: InCall, thread_id: str) -> Response:
     """Return one thread."""
@@ -141,7 +141,7 @@ async def get_thread(call: InCall, thread_id: str) -> Response:
     operation_id="list_messages",
     summary="List a thread's messages, in order",
     response_model=Page[Message],
-    responses=may_answer("not_found", "gone", parameters=True),
+    responses=may_answer("not_found", "gone"),
 )
 async def list_messages(
     call: InCall, thread_id: str, after: After = None, limit: Limit = LIMIT_DEFAULT
@@ -197,7 +197,7 @@ async def append_message(
     operation_id="get_message",
     summary="Show a message",
     response_model=Message,
-    responses=may_answer("not_found", parameters=True),
+    responses=may_answer("not_found"),
 )
 async def get_message(call: InCall, message_id: str) -> Response:
     """Return one message with its typed parts."""
@@ -239,7 +239,7 @@ async def create_thread_run(
             "description": "A stream (the default), or a page for `Accept: application/json`",
             "content": STREAM,
         },
-        **may_answer("not_found", "gone", "not_acceptable", "history_reset", parameters=True),
+        **may_answer("not_found", "gone", "not_acceptable", "history_reset"),
     },
 )
 async def follow_thread(
@@ -268,7 +268,7 @@ async def follow_thread(
     operation_id="list_thread_runs",
     summary="List a thread's runs, newest first",
     response_model=Page[Run],
-    responses=may_answer("not_found", "gone", parameters=True),
+    responses=may_answer("not_found", "gone"),
 )
 async def list_thread_runs(
     call: InCall, thread_id: str, after: After = None, limit: Limit = LIMIT_DEFAULT

@@ -56,7 +56,7 @@ async def subscribe(
     summary="End a subscription",
     status_code=204,
     response_class=Response,
-    responses=may_answer("not_found", "gone", parameters=True),
+    responses=may_answer("not_found", "gone"),
 )
 async def unsubscribe(
     call: InCall,
@@ -77,7 +77,7 @@ async def unsubscribe(
     operation_id="list_subscriptions",
     summary="List a thread's subscriptions",
     response_model=Page[SubscriptionView],
-    responses=may_answer("not_found", "gone", parameters=True),
+    responses=may_answer("not_found", "gone"),
 )
 async def list_subscriptions(
     call: InCall, thread_id: str, topic: Annotated[Topic | None, Query()] = None
