@@ -90,8 +90,9 @@ async def test_whatever_it_raises_is_a_fault_of_the_agents_code(
         await checkpoint()
         raise error
 
-    with pytest.raises(PlannerBroken, match=type(error).__name__):
+    with pytest.raises(PlannerBroken, match=type(error).__name__) as raised:
         await attached(code, decide_later if asynchronous else decide).next_step(context_of())
+    assert raised.value.__cause__ is error  # whose traceback shows the author where
 
 
 @pytest.mark.parametrize("value", [None, "finish", {"kind": "dance"}, 5])

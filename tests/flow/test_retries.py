@@ -1,5 +1,7 @@
 """What the runtime mends by itself, and when it stops trying (R-10.1, R-10.2)."""
 
+import logging
+import traceback
 from collections.abc import Callable
 
 import anyio
@@ -10,7 +12,7 @@ from perdure.agents.loop.react import ReActPlanner
 from perdure.agents.models.scripted import ScriptedModel
 from perdure.engine.context import PlannerContext
 from perdure.engine.ports import HostedAgent, PlannerFailure, ToolGrant
-from perdure.protocol.decisions import Decision, Finish
+from perdure.protocol.decisions import Decision, Finish, Sleep
 from perdure.protocol.events import (
     ActionEvent,
     ModelEvent,
@@ -189,6 +191,37 @@ async def test_a_poison_run_is_given_up_and_takes_no_worker_down(
         other = await engine.submit("poison", "fine")
         assert (await engine.wait_terminal(other)).hot.state is RunState.SUCCEEDED
         assert engine.worker is worker
+
+
+def _misspelt(_: PlannerContext) -> Decision:
+    return Sleep.model_validate({"seconds": 1})
+
+
+async def test_a_planners_error_is_told_by_its_own_line_and_trace(
+    url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """R-10.2: in one line what was wrong and where; the log shows the author's code, not ours."""
+    async with flow(url, [scripted("sleepy", _misspelt)]) as engine:
+        with caplog.at_level(logging.WARNING, "perdure.engine.worker"):
+            run_id = await engine.submit("sleepy", max_attempts=2)
+            row = await engine.wait_terminal(run_id)
+        (ended,) = [
+            event.failure
+            for event in data_of(await engine.events(run_id), StateEvent)
+            if event.failure is not None
+        ]
+    assert row.hot.code is FailureCode.RETRIES_EXHAUSTED
+    assert ended.reason.startswith(
+        "2 attempts failed; the last one: ValidationError: Sleep: duration: is missing; "
+        "seconds: there is no such field (test_retries.py:"
+    )
+    told = [record for record in caplog.records if "failed" in record.getMessage()]
+    assert len(told) == 2
+    for record in told:
+        assert "Sleep: duration: is missing" in record.getMessage()
+        assert record.exc_info is not None
+        frames = [frame.name for frame in traceback.extract_tb(record.exc_info[2])]
+        assert frames == ["_misspelt", "model_validate"]
 
 
 async def test_each_call_in_back_off_is_tried_at_its_own_time(url: str, zoo: ToolZoo) -> None:

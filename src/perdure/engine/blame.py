@@ -25,6 +25,16 @@ def place_in_code(error: BaseException) -> str | None:
     return found
 
 
+def trace_in_code(error: BaseException) -> TracebackType | None:
+    """Return the traceback from the outermost line of an author's code on; None if there is none."""
+    trace = error.__traceback__
+    for code, _, module in _frames(trace):
+        if _is_authors(code, module):
+            return trace
+        trace = None if trace is None else trace.tb_next
+    return None
+
+
 def _frames(trace: TracebackType | None) -> Iterator[tuple[CodeType, int, str]]:
     for _ in range(FRAMES_MAX):
         if trace is None:

@@ -56,7 +56,7 @@ def draft_failed_attempt(
         if view.faults > 1:
             failure = Failure(
                 code=FailureCode.RETRIES_EXHAUSTED,
-                reason=f"{view.faults} attempts failed, the last one by {reason}",
+                reason=f"{view.faults} attempts failed; the last one: {reason}",
                 stage=Stage.RUNTIME,
             )
         fail(draft, failure, known=known)

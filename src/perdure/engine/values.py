@@ -1,6 +1,6 @@
 """Keeping a value inline while it is small, and once by digest when it is not (R-5.9)."""
 
-from pydantic import JsonValue
+from pydantic import JsonValue, ValidationError
 
 from perdure.engine.blame import place_in_code
 from perdure.protocol.codec import clean, digest, digest_bytes, encode
@@ -12,6 +12,7 @@ from perdure.protocol.values import (
     PREVIEW_CHARACTERS,
     BlobRef,
 )
+from perdure.protocol.wording import all_problems
 from perdure.store.requests import NewBlob
 
 
@@ -61,7 +62,7 @@ def short(text: str, limit: int = 2000) -> str:
 def describe(error: BaseException) -> str:
     """Return type, text and place of an error of foreign code, whose text may itself raise."""
     try:
-        text = str(error)
+        text = all_problems(error) if isinstance(error, ValidationError) else str(error)
     except Exception:  # noqa: BLE001  # a text that cannot be had is left out
         text = "(its text cannot be printed)"
     place = place_in_code(error)

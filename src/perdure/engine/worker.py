@@ -20,6 +20,7 @@ import anyio.abc
 from pydantic import JsonValue
 
 from perdure.engine.attempt import Attempt
+from perdure.engine.blame import trace_in_code
 from perdure.engine.committer import Committer
 from perdure.engine.compensation import Compensator
 from perdure.engine.continuing import stop_unless_named
@@ -33,7 +34,7 @@ from perdure.engine.lease import Lease, LeaseGone, Stop
 from perdure.engine.load import Damaged, load_claimed
 from perdure.engine.maintenance import Maintenance
 from perdure.engine.notices import Notices
-from perdure.engine.ports import AgentCatalog, Notifier, Policy, ToolRunner
+from perdure.engine.ports import AgentCatalog, AuthorError, Notifier, Policy, ToolRunner
 from perdure.engine.retention import Retention
 from perdure.engine.returning import return_by_policy
 from perdure.engine.view import RunView
@@ -354,7 +355,7 @@ class Worker:
                 elif isinstance(error, (Damaged, Incompatible)):
                     await self._put_aside(claimed, attempt, lease, error)
                 elif attempt is not None:
-                    log.warning("attempt of %s failed", lease.run_id, exc_info=error)
+                    _log_failed(lease.run_id, error)
                     await attempt.fail_attempt(error)
                 else:
                     await self._not_begun(lease, error)
@@ -490,3 +491,14 @@ def _first(error: Exception) -> Exception:
     while isinstance(error, ExceptionGroup):
         error = cast("ExceptionGroup[Exception]", error).exceptions[0]
     return error
+
+
+def _log_failed(run_id: str, error: Exception) -> None:
+    """Log a failed attempt; of an error of the author's code the trace through that code alone."""
+    if not isinstance(error, AuthorError):
+        log.warning("attempt of %s failed", run_id, exc_info=error)
+        return
+    cause = error.__cause__
+    trace = None if cause is None else trace_in_code(cause)
+    shown = (type(cause), cause, trace) if cause is not None and trace is not None else None
+    log.warning("attempt of %s failed: %s", run_id, error, exc_info=shown)

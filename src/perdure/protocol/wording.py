@@ -84,3 +84,14 @@ def first_problem(error: ValidationError) -> tuple[tuple[str, ...], str]:
     first = cast("Mapping[str, object]", error.errors(include_url=False, include_input=False)[0])
     place = cast("Sequence[object]", first.get("loc", ()))
     return tuple(str(part) for part in place), sentence_of(first)
+
+
+def all_problems(error: ValidationError, problems_max: int = 5) -> str:
+    """Return what is wrong with a value of a model, on one line: `Sleep: duration: is missing`."""
+    found = error.errors(include_url=False, include_input=False)
+    told = [
+        f"{'.'.join(str(part) for part in item['loc'])}: {sentence_of(item)}".removeprefix(": ")
+        for item in cast("Sequence[Mapping[str, Sequence[object]]]", found[:problems_max])
+    ]
+    more = f"; and {len(found) - problems_max} more" if len(found) > problems_max else ""
+    return f"{error.title}: {'; '.join(told)}{more}"

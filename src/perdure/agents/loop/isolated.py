@@ -153,7 +153,7 @@ def _decided(call: Call[object]) -> Decision:
     if isinstance(error, PlannerFailure):
         raise error
     if error is not None:
-        raise PlannerBroken(f"the planner raised {describe(error)}") from None
+        raise PlannerBroken(f"the planner raised {describe(error)}") from error
     value = call.value
     if inspect.iscoroutine(value):
         value.close()
