@@ -6,10 +6,12 @@ from perdure.agents.catalog import AgentRegistry, loop_agent
 from perdure.agents.code import Context, agent
 from perdure.agents.loop.scripted import ScriptedPlanner
 from perdure.engine.context import PlannerContext
+from perdure.engine.ports import ToolGrant
 from perdure.protocol.decisions import Ask, CallTools, Decision, Finish, Handoff, Sleep, ToolRequest
 from perdure.protocol.events import PlanItem
 from perdure.protocol.fields import StateField
-from perdure.tools import tool
+from perdure.tools.api import Returned, pending
+from perdure.tools.decorator import tool
 
 REFERENCE = "tests.cli.workshop:registry"
 
@@ -24,6 +26,12 @@ def undo(call: object) -> dict[str, str]:
 def order(name: str) -> str:
     """Order something."""
     return f"order of {name}"
+
+
+@tool(trusted=True, side_effect="external", idempotent=True, timeout_s=5, compensation="none")
+def mail(text: str) -> Returned:
+    """Send a letter; the answer comes by callback."""
+    return pending(external_ref=f"letter {text}")
 
 
 def fetch(name: str) -> str:
@@ -61,11 +69,22 @@ def _help(_: PlannerContext) -> Decision:
 
 
 registry = AgentRegistry()
-registry.add_tool(order)
+registry.add_tool(order, mail)
 registry.add(
     researcher,
     loop_agent("helper", "1", ScriptedPlanner(_help)),
     loop_agent("rests", "1", ScriptedPlanner(_resting), tools=["order"]),
+    loop_agent(
+        "mails",
+        "1",
+        ScriptedPlanner(
+            [
+                CallTools(calls=(ToolRequest(tool="mail", args={"text": "hi"}),)),
+                Finish(answer="sent"),
+            ]
+        ),
+        tools=[ToolGrant(name="mail", approve="never")],
+    ),
     loop_agent(
         "hands_over", "1", ScriptedPlanner([Handoff(agent_id="helper", reason="it knows better")])
     ),

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
-from perdure.cli import going_on
+from perdure.cli import going_on, parts
 from perdure.cli.options import (
     LIMIT_DEFAULT,
     After,
@@ -60,6 +60,7 @@ from perdure.store.reader import InterruptFilter
 
 app = typer.Typer()
 app.add_typer(going_on.app)
+app.add_typer(parts.app)
 
 _PAGE = 200
 

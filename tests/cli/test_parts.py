@@ -1,0 +1,51 @@
+"""What a run consists of, from the command line: the ids that other commands take are listed."""
+
+from perdure.ops.exits import ExitCode
+from tests.cli.program import Program
+from tests.cli.workshop import REFERENCE
+
+HERE = ("--here", "--agents", REFERENCE, "--json")
+
+
+def test_checkpoints_attempts_and_artifacts_are_listed_and_read(perdure: Program) -> None:
+    """R-7.2, R-5.9: the ids fit `state`, `diff` and `artifact`."""
+    run_id = perdure("run", "researcher", *HERE).json["run_id"]
+    first = perdure("runs", "checkpoints", run_id, "--limit", "1", "--json").json
+    rest = perdure("runs", "checkpoints", run_id, "--after", first["next"], "--json").json["items"]
+    newest, oldest = first["items"][0], rest[-1]
+    assert newest["seq"] > oldest["seq"]
+    assert newest["checkpoint_id"] in perdure("runs", "checkpoints", run_id).out
+    assert perdure("runs", "state", newest["checkpoint_id"]).json["run_id"] == run_id
+    assert perdure("runs", "diff", oldest["checkpoint_id"], newest["checkpoint_id"]).code == 0
+
+    attempts = perdure("runs", "attempts", run_id, "--json").json["items"]
+    assert [item["attempt"] for item in attempts] == list(range(1, len(attempts) + 1))
+    assert attempts[0]["worker_id"] in perdure("runs", "attempts", run_id).out
+
+    (made,) = perdure("runs", "artifacts", run_id, "--json").json["items"]
+    assert "notes.txt" in perdure("runs", "artifacts", run_id).out
+    artifact_id = made["artifact_id"]
+    assert perdure("runs", "artifact", artifact_id).out == "notes on A"
+    assert perdure("runs", "artifact", artifact_id, "--json").json == made
+    there = perdure.folder / "notes.txt"
+    assert perdure("runs", "artifact", artifact_id, "--out", str(there)).code == 0
+    assert there.read_bytes() == b"notes on A"
+    nowhere = str(perdure.folder / "no" / "where")
+    assert perdure("runs", "artifact", artifact_id, "--out", nowhere).code == ExitCode.USAGE
+
+
+def test_the_result_of_a_call_is_told_by_callback(perdure: Program) -> None:
+    """R-5.10: the same result again changes nothing, another one is refused."""
+    run_id = perdure("run", "mails", "--timeout", "0.5", *HERE).json["run_id"]
+    waits = "comes by callback (external reference letter hi)"
+    for _ in range(20):  # on a slow machine another command's worker goes on with it
+        if waits in perdure("runs", "events", run_id).out:
+            break
+        perdure("run", "helper", *HERE)
+    assert waits in perdure("runs", "events", run_id).out
+    call_id = perdure("runs", "show", run_id).out.split()[-1]
+    assert perdure("runs", "callback", call_id).code == ExitCode.USAGE
+    told = perdure("runs", "callback", call_id, "--output", '"read"', "--json").json
+    assert (told["status"], told["output"]) == ("succeeded", "read")
+    assert perdure("runs", "callback", call_id, "--output", '"read"').code == 0
+    assert perdure("runs", "callback", call_id, "--failed", "lost").code == ExitCode.CONFLICT
