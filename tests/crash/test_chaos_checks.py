@@ -5,9 +5,11 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
+import anyio.abc
 import pytest
 
 from perdure.engine.context import PlannerContext
@@ -17,12 +19,14 @@ from perdure.service.base import Service
 from perdure.service.events import Projector
 from perdure.store.memory import MemoryDatabase
 from perdure.testing.chaos import Record
+from perdure.testing.chaos import fleet as fleet_module
 from perdure.testing.chaos.agents import Provider
 from perdure.testing.chaos.checks import check
 from perdure.testing.chaos.clients import Seen, Told, answer_text, text_digest
 from perdure.testing.chaos.faults import FAULTS
-from perdure.testing.chaos.fleet import Fleet, Place
+from perdure.testing.chaos.fleet import Disturbances, Fleet, Place
 from perdure.testing.embedded import Embedded, call, embedded, scripted, unasked
+from perdure.testing.proxy import FlakyProxy
 from perdure.testing.tools import ToolZoo
 
 
@@ -39,7 +43,7 @@ class World:
     async def findings(self) -> list[str]:
         """Return the names of the checks that find something."""
         record = Record("memory", 1)
-        await check(self.engine.core, record, self.told, self.payments, set())
+        await check(self.engine.core, record, self.told, self.payments, Disturbances())
         return sorted({finding.check for finding in record.findings})
 
 
@@ -69,7 +73,10 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
                 sent={question.interrupt_id: [text]},
                 accepted={question.interrupt_id: {text}},
             )
-            paid = [{**line, "tool": "pay", "execution": 1, "pid": 1} for line in zoo.payments()]
+            paid = [
+                {**line, "tool": "pay", "execution": 1, "pid": 1, "at": 0.0}
+                for line in zoo.payments()
+            ]
             yield World(engine, run_id, question.interrupt_id, told, paid)
 
 
@@ -146,13 +153,47 @@ async def test_each_lie_is_found_by_the_check_for_it(
 async def test_a_payment_is_excused_by_a_stopped_process_only_where_it_can_be(
     world: World,
 ) -> None:
-    """Decision 17: a worker that stood still may act once more; an idempotent tool never doubles."""
-    again = {**world.payments[0], "execution": 2, "pid": 2}
-    for tool, expected in (("pay", []), ("pay_idempotent", ["journal"])):
+    """Decision 17: a worker that stood still may act once more, then; an idempotent tool never
+    doubles."""
+    disturbances = Disturbances({2: [(100.0, 120.0)]})
+    for tool, at, expected in (
+        ("pay", 110.0, []),
+        ("pay", 121.0, ["journal"]),
+        ("pay_idempotent", 110.0, ["journal"]),
+    ):
+        again = {**world.payments[0], "execution": 2, "pid": 2, "at": at}
         payments = [{**line, "tool": tool} for line in (*world.payments, again)]
         record = Record("memory", 1)
-        await check(world.engine.core, record, world.told, payments, {2})
+        await check(world.engine.core, record, world.told, payments, disturbances)
         assert [finding.check for finding in record.findings] == expected
+
+
+def test_a_disturbance_is_over_some_time_after_its_process_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It excuses no later payment of the process, and none before it."""
+    now = [100.0]
+    monkeypatch.setattr(fleet_module, "time", SimpleNamespace(time=lambda: now[0]))
+    disturbances = Disturbances()
+    disturbances.begin(7)
+    disturbances.begin(7)
+    assert [disturbances.excuses(7, at) for at in (99.0, 100.0, 1e9)] == [False, True, True]
+    now[0] = 110.0
+    disturbances.end(7)
+    assert disturbances.excuses(7, 1e9), "it is also cut off"
+    disturbances.end_all(7)
+    last = 110.0 + fleet_module.AFTERWARDS_S
+    assert [disturbances.excuses(7, at) for at in (last, last + 1)] == [True, False]
+    assert not disturbances.excuses(8, 100.0)
+
+
+def test_a_loss_that_was_armed_ends_with_its_scene() -> None:
+    """The answers of transactions after a fault are not lost for it."""
+    proxy = FlakyProxy(0)
+    proxy.lose_answer(2)
+    assert not proxy.is_lost()
+    proxy.lose_no_answer()
+    assert (proxy.is_lost(), proxy.lost) == (False, 0)
 
 
 ENDS_AT_FIRST = """
@@ -187,6 +228,33 @@ async def test_a_process_that_ends_by_itself_is_found_and_one_that_was_killed_is
         fleet.kill(place, 0.0)
     assert [finding.check for finding in record.findings] == ["processes"]
     assert record.counts["processes"] == {"started": 3, "killed": 2}
+
+
+async def test_closing_a_fleet_ends_a_process_that_is_just_being_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody is left behind to be killed at the end of a campaign."""
+    opening, go_on, opened = anyio.Event(), anyio.Event(), anyio.open_process
+
+    async def held_up(*args: Any, **options: Any) -> anyio.abc.Process:
+        opening.set()
+        await go_on.wait()
+        return await opened(*args, **options)
+
+    monkeypatch.setattr(anyio, "open_process", held_up)
+    record = Record("memory", 1)
+    fleet = Fleet(record=record, folder=tmp_path)
+    with anyio.fail_after(15):
+        async with anyio.create_task_group() as group:
+            place = fleet.add(group, "worker-0", [], {})
+            place.command = [sys.executable, "-c", "import time; time.sleep(60)"]
+            await opening.wait()
+            async with anyio.create_task_group() as closing:
+                closing.start_soon(fleet.close)
+                await anyio.wait_all_tasks_blocked()
+                go_on.set()
+    assert record.findings == []
+    assert record.counts["processes"] == {"started": 1, "told to end while they started": 1}
 
 
 async def _until_started(place: Place, starts: int) -> None:

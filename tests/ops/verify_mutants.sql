@@ -89,6 +89,10 @@ UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.after.run_id', 'ru
     WHERE run_id = :run AND type = :t_repair
     AND json_extract(CAST(data AS TEXT), '$.action') = 'return';
 
+-- mutant: C1 | returned | what comes after the repair cannot be folded
+UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.state', 'no state') AS BLOB)
+    WHERE run_id = :run AND seq = (SELECT max(seq) FROM events WHERE run_id = :run);
+
 -- mutant: I82 | plain | it goes on after its end by a repair
 UPDATE events SET type = :t_repair, data = CAST('{"type":"repair","action":"fail","by":"ada",'
     || '"reason":"enough"}' AS BLOB) WHERE run_id = :run AND seq = 4;

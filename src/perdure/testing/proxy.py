@@ -69,6 +69,10 @@ class FlakyProxy:
         """Lose the answer to the `after`-th transaction from now, and the connection with it."""
         self._lose_after = after
 
+    def lose_no_answer(self) -> None:
+        """Lose none any more that has not been lost yet."""
+        self._lose_after = None
+
     def cut_all(self) -> None:
         """Cut every connection."""
         self._cut.set()

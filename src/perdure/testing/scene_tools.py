@@ -99,13 +99,14 @@ class Outside:
 
 
 def payment(name: str, key: str, amount: int, execution: int) -> dict[str, Any]:
-    """Return a line of the provider's journal: which execution paid, and in which process."""
+    """Return a line of the provider's journal: which execution paid, in which process and when."""
     return {
         "key": key,
         "tool": name,
         "amount": amount,
         "execution": execution,
         "pid": os.getpid(),
+        "at": time.time(),
     }
 
 

@@ -114,17 +114,22 @@ class Replayer:
     "C1",
     "Folding the log gives the digest and agent state of every checkpoint, and in the end what "
     "the run's row says: state, code, step, open calls and interrupts, counters, epoch, attempt. "
-    "Not where a `repair` event tells that the run was ended for its damage.",
+    "Not for damage before the `repair` event by which the run was ended for it.",
 )
 def replay_agrees(record: RunRecord) -> Found:
-    if not record.given_up_at:
-        yield from record.replay.mismatches
+    found = record.replay.mismatches
+    if found and min(_seq_of(subject) for subject, _ in found) > record.given_up_at:
+        yield from found  # what differs behind damage that is told follows from that
     if not record.replay.whole:
         return
     told, folded = _told(record), _folded(record.replay.snapshot)
     for name, value in told.items():
         if value != folded[name]:
             yield "run", f"{name}: its row says {value}, its log {folded[name]}"
+
+
+def _seq_of(subject: str) -> int:
+    return int(subject.rpartition(" ")[2])
 
 
 def _told(record: RunRecord) -> dict[str, object]:

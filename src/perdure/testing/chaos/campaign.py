@@ -106,7 +106,7 @@ async def run_campaign(plan: Plan, folder: Path) -> Record:
                 fleet.abandon()
                 group.cancel_scope.cancel()
         async with open_core(_own_settings(ground)) as core:
-            await check(core, record, load.told, provider.payments(), fleet.disturbed)
+            await check(core, record, load.told, provider.payments(), fleet.disturbances)
     return record
 
 

@@ -16,6 +16,7 @@ from perdure.service.base import Service
 from perdure.service.events import Projector
 from perdure.store.reader import InterruptFilter, RunFilter
 from perdure.testing.chaos.clients import Told, answer_text, text_digest
+from perdure.testing.chaos.fleet import Disturbances
 from perdure.testing.chaos.report import Record
 from perdure.testing.sim.checks import AFTER_THE_END, SUSPICIOUS
 
@@ -29,7 +30,7 @@ async def check(
     record: Record,
     told: Told,
     payments: list[dict[str, Any]],
-    disturbed: set[int],
+    disturbances: Disturbances,
 ) -> None:
     """Check everything that a campaign left."""
     report = await verify(core.reader, on_finding=lambda one: record.found("verify", str(one)))
@@ -47,7 +48,7 @@ async def check(
         record.found("lost", f"the start of {run_id} was acknowledged, and there is no such run")
     for interrupt_id in told.accepted.keys() - answered:
         record.found("answers", f"an answer to {interrupt_id} was accepted, and no log has one")
-    _check_journal(record, payments, disturbed, allowed)
+    _check_journal(record, payments, disturbances, allowed)
 
 
 async def all_runs(core: Core, *, unfinished: bool = False) -> AsyncIterator[RunRow]:
@@ -170,12 +171,15 @@ async def _gather_allowed(
 
 
 def _check_journal(
-    record: Record, payments: list[dict[str, Any]], disturbed: set[int], allowed: _Allowed
+    record: Record,
+    payments: list[dict[str, Any]],
+    disturbances: Disturbances,
+    allowed: _Allowed,
 ) -> None:
     """At most one payment per key, one more for each decision to run a call again (C3).
 
     A payment of a worker that had lost the run is what decision 17 admits: it has a `late` row, or
-    its process was stopped or cut off, and was killed before it could tell. Of a tool that is
+    its process was stopped or cut off then, and was killed before it could tell. Of a tool that is
     idempotent nothing is admitted.
     """
     by_key: dict[str, list[dict[str, Any]]] = defaultdict(list)
@@ -190,7 +194,7 @@ def _check_journal(
             record.count("payments", "of executions that had lost their run")
         if excess <= 0:
             continue
-        excused = sum(one["pid"] in disturbed for one in counted)
+        excused = sum(disturbances.excuses(one["pid"], one["at"]) for one in counted)
         if not is_once and excess <= excused:
             record.count("payments", "of processes that were stopped or cut off", excess)
             continue

@@ -206,6 +206,7 @@ async def lose_commit_replies(scene: Scene) -> None:
         for _ in range(LOSSES):
             proxy.lose_answer(scene.chance.randint(1, 12))
             await anyio.sleep(scene.chance.uniform(0.05, 0.4))
+        proxy.lose_no_answer()
         scene.record.count("wire", "answers of transactions lost", proxy.lost - before)
 
 
@@ -239,8 +240,9 @@ async def cut_off(scene: Scene) -> None:
         proxy.refuses = True
         proxy.cut_all()
     await anyio.sleep(1.5 * scene.lease_s)
-    for _, proxy in ways:
+    for place, proxy in ways:
         proxy.refuses = False
+        scene.fleet.joined_again(place)
 
 
 async def restart_pooler(scene: Scene) -> None:

@@ -5,11 +5,13 @@ process that ends although nobody told it to is a finding; the one exception is 
 could not reach the database while it started: a supervisor starts it again, as here.
 """
 
+import math
 import os
 import random
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -29,6 +31,40 @@ END_S = 90.0
 LOOK_S = 0.05
 TAIL_CHARS = 3000
 STOP_TRIES_S = 10.0
+AFTERWARDS_S = 20.0
+"""How long after a disturbance an effect may come that was begun before it ended."""
+
+
+@dataclass(slots=True)
+class Disturbances:
+    """When processes were stopped or cut off: then, and right after it, they may act once although
+    their lease is over. By time of day, for payments note theirs."""
+
+    times: dict[int, list[tuple[float, float]]] = field(
+        default_factory=dict[int, list[tuple[float, float]]]
+    )
+    """By process id, from when and until when; one that goes on has no end yet."""
+
+    def begin(self, pid: int) -> None:
+        """Note that a process is disturbed from now on."""
+        self.times.setdefault(pid, []).append((time.time(), math.inf))
+
+    def end(self, pid: int) -> None:
+        """Note that one of the disturbances of a process is over."""
+        times = self.times.get(pid, [])
+        for place, (since, until) in enumerate(times):
+            if until == math.inf:
+                times[place] = (since, time.time() + AFTERWARDS_S)
+                return
+
+    def end_all(self, pid: int) -> None:
+        """Note that a process has ended: another one may get its id."""
+        for _ in self.times.get(pid, []):
+            self.end(pid)
+
+    def excuses(self, pid: int, at: float) -> bool:
+        """Tell whether a process may have acted at that time although its lease was over."""
+        return any(since <= at <= until for since, until in self.times.get(pid, []))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -44,6 +80,7 @@ class Place:
     told: signal.Signals | None = None
     back_s: float = 0.0
     taken: bool = False
+    starting: bool = False
     stopped: bool = False
     starts: int = 0
 
@@ -71,8 +108,7 @@ class Fleet:
     record: Record
     folder: Path
     closing: bool = False
-    disturbed: set[int] = field(default_factory=set[int])
-    """Ids of the processes that were stopped or cut off: they may act once after their lease."""
+    disturbances: Disturbances = field(default_factory=Disturbances)
 
     places: list[Place] = field(default_factory=list[Place])
 
@@ -115,6 +151,7 @@ class Fleet:
                     if process.returncode is None:
                         process.kill()
                     await process.aclose()
+            self.disturbances.end_all(process.pid)
             self._judge(place, code)
             place.process = None
             place.stopped = False
@@ -123,6 +160,13 @@ class Fleet:
             place.back_s = RESTART_S
 
     async def _start(self, place: Place) -> anyio.abc.Process:
+        place.starting = True
+        try:
+            return await self._begin(place)
+        finally:
+            place.starting = False
+
+    async def _begin(self, place: Place) -> anyio.abc.Process:
         place.said.unlink(missing_ok=True)
         with place.log.open("ab") as errors, place.said.open("wb") as output:
             process = await anyio.open_process(
@@ -181,7 +225,7 @@ class Fleet:
         process = place.process
         if process is None:
             return
-        self.disturbed.add(process.pid)
+        self.disturbances.begin(process.pid)
         place.stopped = True
         if url is None:
             place.send(signal.SIGSTOP)
@@ -197,11 +241,17 @@ class Fleet:
         """Let a stopped process go on."""
         place.stopped = False
         place.send(signal.SIGCONT)
+        self.joined_again(place)
 
     def cut_off(self, place: Place) -> None:
         """Note that a process was cut off from its database."""
         if place.process is not None:
-            self.disturbed.add(place.process.pid)
+            self.disturbances.begin(place.process.pid)
+
+    def joined_again(self, place: Place) -> None:
+        """Note that nothing keeps a process from its database any more."""
+        if place.process is not None:
+            self.disturbances.end(place.process.pid)
 
     async def drain(self, place: Place, back_s: float = RESTART_S) -> None:
         """Ask a process to end, and wait until it has; a finding when it never does."""
@@ -231,8 +281,13 @@ class Fleet:
         self.closing = True
         async with anyio.create_task_group() as group:
             for place in self.places:
-                self.go_on(place)
-                group.start_soon(self.drain, place)
+                group.start_soon(self._close, place)
+
+    async def _close(self, place: Place) -> None:
+        while place.starting:  # noqa: ASYNC110  # a process rings no bell
+            await anyio.sleep(LOOK_S)
+        self.go_on(place)
+        await self.drain(place)
 
     def abandon(self) -> None:
         """Kill what is left."""

@@ -116,6 +116,7 @@ async def check(facts: Facts, database: Database) -> None:
             facts.found("verify", str(one))
     retries: Counter[str] = Counter()
     undoing: dict[str, set[str]] = {}
+    answered: set[str | None] = set()
     for row in await _runs(database):
         log = await _log(database, row.facts.run_id)
         facts.runs += 1
@@ -128,8 +129,11 @@ async def check(facts: Facts, database: Database) -> None:
         retries += await _retries(facts, database, row, log)
         retries += _redriven(log)
         for event in log:
+            if isinstance(event.data, ResumeEvent) and event.data.outcome == "answered":
+                answered.add(event.data.interrupt_id)
             if isinstance(event.data, CompensationEvent):
                 undoing.setdefault(event.data.key, set()).add(event.data.status)
+    _check_lost_answers(facts, answered)
     _check_journal(facts, retries)
     _check_undone(facts, undoing)
 
@@ -193,6 +197,14 @@ def _check_answers(facts: Facts, log: Sequence[RecordedEvent]) -> None:
         accepted = facts.accepted.get(resume.interrupt_id, [])
         if any(one.digest() != told.digest() for one in accepted):
             facts.found("answers", f"{named} has the answer {told}, not {accepted}")
+
+
+def _check_lost_answers(facts: Facts, answered: set[str | None]) -> None:
+    """Every answer that was accepted is in a log, unless logs are no longer kept."""
+    if "history dropped" in facts.coverage:
+        return
+    for interrupt_id in facts.accepted.keys() - answered:
+        facts.found("answers", f"an answer to {interrupt_id} was accepted, and no log has one")
 
 
 def _check_callbacks(facts: Facts, log: Sequence[RecordedEvent]) -> None:
