@@ -7,6 +7,7 @@ a `…_seq`; a view for clients is made in `perdure.service`.
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from typing import Literal
 
 from pydantic import JsonValue
 
@@ -226,3 +227,26 @@ class LateRow:
     status: ToolCallStatus
     external_ref: str | None
     recorded_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateValueRow:
+    """What a declared field that outlives its runs holds, by whose commit.
+
+    `position` is how far the thread had come then (0 for an agent's field); the value was merged in
+    event `seq` of the run. An `empty` one was taken back by an adoption: nothing is written, but its
+    versions go on.
+    """
+
+    tenant_id: str
+    scope: Literal["thread", "agent"]
+    scope_id: str
+    name: str
+    rule: str
+    version: int
+    value: JsonValue
+    position: int
+    run_id: str
+    seq: int
+    updated_at: datetime
+    empty: bool = False

@@ -15,6 +15,7 @@ field through `object.__setattr__`, which made building a commit four times as s
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Literal
 
 from pydantic import JsonValue
 
@@ -198,6 +199,24 @@ class NewArtifact:
     seq: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewStateValue:
+    """What a field that outlives the run holds from the event at `seq` on.
+
+    `scope_id` is the run's thread, or an agent. `expected` is the version that its row must have
+    (0: there is none), `version` the new one.
+    """
+
+    scope: Literal["thread", "agent"]
+    scope_id: str
+    name: str
+    rule: str
+    expected: int
+    version: int
+    value: JsonValue
+    seq: int
+
+
 @dataclass(slots=True, kw_only=True)
 class Commit:
     """One atomic advance of a run."""
@@ -243,6 +262,8 @@ class Commit:
     discards: frozenset[str] | None = None
     """Set: the run's artifacts become `discarded`, those of this commit too, and the run no longer
     uses this content (digests). Adopted ones stay."""
+    state_values: tuple[NewStateValue, ...] = ()
+    """Values of fields that outlive the run. The commit is Behind when a row has another version."""
 
 
 @value

@@ -122,6 +122,10 @@ class Store(Protocol):
         - *Threads*: with `unmoved_since` a commit that nothing else speaks against is Behind when
           `Reader.moved_at` tells a position of the run's thread; it is looked at under the
           thread's lock.
+        - *State that outlives the run*: `state_values` take the place of the rows of their fields.
+          A commit that nothing else speaks against is Behind when a row is at another version than
+          it expects, and then none of them is written. Their position is that of the thread
+          behind the commit's messages, 0 for an agent's.
         - *Callbacks*: `new_callbacks` sets a timer of kind `callback` for each call, or moves it;
           `callbacks_over` removes them. A call named in both has none.
         - *Notices*: `notices` sets, moves or removes a timer of kind `notice` for each approval;
@@ -220,8 +224,9 @@ class Store(Protocol):
         """Create a thread, or return what stands under (tenant, scope, key), and create none.
 
         The same row again is the same call sent again. Raises Conflict when the id is another's.
-        With a base the thread begins with what another one says up to a position; raises NotFound
-        or Gone for that one, Invalid for a position that it has not reached.
+        With a base the thread begins with what another one says up to a position, and with what the
+        fields of that one hold that were written last up to there; raises NotFound or Gone for that
+        one, Invalid for a position that it has not reached.
         """
         ...
 
@@ -230,7 +235,8 @@ class Store(Protocol):
     ) -> ThreadBase:
         """Let a thread say what a branch of it says, instead of what it said since the fork.
 
-        Artifacts of the branch become `adopted`. Once more is the same call again. Raises NotFound
+        Artifacts of the branch become `adopted`. The thread's fields hold what the branch's hold, or
+        nothing when that has none and they were written since the fork; their versions go on. Once more is the same call again. Raises NotFound
         or Gone for either, Conflict for what is no branch of the thread, ThreadBusy while one of
         the two has an active run.
         """
@@ -240,8 +246,8 @@ class Store(Protocol):
         """Delete a thread; False when that was done before.
 
         What is left is a tombstone: its id and times. Its messages go but for those that branches
-        of it say too; when such a branch goes later, they go with it. Subscriptions to its topics
-        end, and one whose inbox it is. Runs, calls and artifacts
+        of it say too; when such a branch goes later, they go with it. Its fields' values go.
+        Subscriptions to its topics end, and one whose inbox it is. Runs, calls and artifacts
         stay; see `expire_deleted` for their history. Raises NotFound, ThreadBusy while a run of
         the thread has not ended, or the parent of one that it did not detach: it may speak there
         again, and undoes what was done there from its history.

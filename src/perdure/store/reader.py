@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol
+from typing import Literal, Protocol
 
 from pydantic import JsonValue
 
@@ -16,6 +16,7 @@ from perdure.protocol.records import (
     InterruptRow,
     LateRow,
     MessageRow,
+    StateValueRow,
     StepRow,
     ThreadBase,
     ThreadRow,
@@ -276,6 +277,21 @@ class Reader(Protocol):
         self, tenant_id: str, thread_id: str, topic: str | None = None
     ) -> list[SubscriptionRow]:
         """Return the subscriptions to a thread, or to one of its topics, by topic and agent."""
+        ...
+
+    async def list_state_values(
+        self,
+        tenant_id: str,
+        scope: Literal["thread", "agent"],
+        scope_id: str,
+        *,
+        after: str | None,
+        limit: int,
+    ) -> list[StateValueRow]:
+        """Return what the fields of a thread or an agent hold, by name, with a larger one.
+
+        Those that an adoption took back are among them.
+        """
         ...
 
     async def list_agents(self) -> list[RegisteredAgent]:

@@ -10,6 +10,7 @@ from perdure.protocol.records import AttemptRow, MessageRow, ThreadBase, ThreadR
 from perdure.store import beginning, rules
 from perdure.store.lineage import branch_base, branched
 from perdure.store.memory.cancelling import cancel
+from perdure.store.memory.state_values import copy
 from perdure.store.memory.tables import Run, Tables
 from perdure.store.requests import Claimed, ClaimWant, Inserted, NewRun
 
@@ -27,6 +28,7 @@ def insert(tables: Tables, new: NewRun, now: datetime) -> Inserted:
     base = _base_of(tables, new, now)
     if base is not None:
         tables.bases.append(base)
+        copy(tables, base)
         thread = replace(thread, last_position=base.base_position)
     queued = thread.active_run_id is not None and not beginning.takes_no_turn(new.options)
     if queued and new.options.multitask_strategy == "reject":

@@ -30,6 +30,7 @@ from perdure.store.commits import (
 )
 from perdure.store.keeping import lasting_digests
 from perdure.store.memory.admission import insert_children
+from perdure.store.memory.state_values import have_moved, keep
 from perdure.store.memory.tables import Run, Tables
 from perdure.store.memory.threads import moved_at
 from perdure.store.requests import TimerKind
@@ -48,6 +49,8 @@ def apply(tables: Tables, commit: Commit, now: datetime) -> CommitResult:
         return verdict
     since = commit.unmoved_since
     if since is not None and moved_at(tables, run.facts.thread_id, since, commit.run_id):
+        return Behind(seq=run.hot.last_seq)
+    if commit.state_values and have_moved(tables, commit, run.facts.tenant_id):
         return Behind(seq=run.hot.last_seq)
     reason = why_not(tables, commit)
     if reason is not None:
@@ -183,6 +186,8 @@ def _write_relations(tables: Tables, run: Run, commit: Commit, now: datetime) ->
         else:
             due = now + timedelta(seconds=notice.due_in_s)
             tables.set_timer(commit.run_id, TimerKind.NOTICE, due, notice.interrupt_id)
+    if commit.state_values:
+        keep(tables, run.facts, commit, run.hot.updated_at)
     if commit.handed_to is not None:
         run.facts = replace(run.facts, active_agent=commit.handed_to)
 

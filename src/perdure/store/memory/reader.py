@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from pydantic import JsonValue
 
@@ -17,6 +17,7 @@ from perdure.protocol.records import (
     InterruptRow,
     LateRow,
     MessageRow,
+    StateValueRow,
     StepRow,
     ThreadBase,
     ThreadRow,
@@ -27,7 +28,7 @@ from perdure.protocol.states import TERMINAL, InterruptStatus, ParkedOn, is_open
 from perdure.protocol.topics import SubscriptionRow
 from perdure.store.commits import Unmoved
 from perdure.store.lineage import tags_of
-from perdure.store.memory import threads
+from perdure.store.memory import state_values, threads
 from perdure.store.memory.subscriptions import listed
 from perdure.store.memory.tables import Run, Tables
 from perdure.store.reader import (
@@ -297,6 +298,18 @@ class MemoryReader:
     ) -> list[SubscriptionRow]:
         """See `Reader.list_subscriptions`."""
         return listed(self._tables, tenant_id, thread_id, topic)
+
+    async def list_state_values(
+        self,
+        tenant_id: str,
+        scope: Literal["thread", "agent"],
+        scope_id: str,
+        *,
+        after: str | None,
+        limit: int,
+    ) -> list[StateValueRow]:
+        """See `Reader.list_state_values`."""
+        return state_values.listed(self._tables, tenant_id, scope, scope_id, after)[:limit]
 
     async def list_agents(self) -> list[RegisteredAgent]:
         """See `Reader.list_agents`. Versions registered at one time are in order of version."""

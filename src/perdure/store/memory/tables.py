@@ -18,6 +18,7 @@ from perdure.protocol.records import (
     InterruptRow,
     LateRow,
     MessageRow,
+    StateValueRow,
     StepRow,
     ThreadBase,
     ThreadRow,
@@ -114,6 +115,10 @@ class Tables:
     request_keys: dict[tuple[str, str, str], Replayed] = field(
         default_factory=dict[tuple[str, str, str], Replayed]
     )
+    state_values: dict[tuple[str, str, str, str], StateValueRow] = field(
+        default_factory=dict[tuple[str, str, str, str], StateValueRow]
+    )
+    """What fields that outlive their runs hold, by tenant, scope, its id, and name."""
     subscriptions: dict[tuple[str, str, str], SubscriptionRow] = field(
         default_factory=dict[tuple[str, str, str], SubscriptionRow]
     )

@@ -6,8 +6,9 @@ from perdure.protocol.errors import Conflict, Gone, Invalid, NotFound, ThreadBus
 from perdure.protocol.records import BaseKind, ThreadBase, ThreadRow
 from perdure.protocol.states import TERMINAL, ArtifactStatus
 from perdure.store import keeping, rules
-from perdure.store.lineage import adopted_base, check_adoption
+from perdure.store.lineage import adopted_base, adopted_values, check_adoption
 from perdure.store.memory.retention import drop_if_free
+from perdure.store.memory.state_values import copy, drop, listed, put
 from perdure.store.memory.tables import Tables
 from perdure.store.requests import Replayed, RequestKey, Swept
 
@@ -40,6 +41,7 @@ def create(
         tables.threads[row.thread_id] = row
         if base is not None:
             tables.bases.append(base)
+            copy(tables, base)
     return known
 
 
@@ -56,6 +58,9 @@ def adopt(
     now = tables.clock()
     base = adopted_base(thread, branch, author, now)
     tables.bases.append(base)
+    mine, theirs = (listed(tables, tenant_id, "thread", one) for one in (thread_id, branch_id))
+    for value in adopted_values(base, of_branch, mine, theirs):
+        put(tables, value)
     tables.threads[thread_id] = replace(
         thread, last_position=base.from_position, updated_at=max(thread.updated_at, now)
     )
@@ -121,6 +126,7 @@ def delete(tables: Tables, tenant_id: str, thread_id: str) -> bool:
         updated_at=max(thread.updated_at, now),
         deleted_at=now,
     )
+    drop(tables, tenant_id, thread_id)
     for key, subscription in list(tables.subscriptions.items()):
         if thread_id in {subscription.thread_id, subscription.inbox_thread_id}:
             del tables.subscriptions[key]

@@ -298,4 +298,5 @@ def holds_only_hot_parts(commit: Commit) -> bool:
         or commit.handed_to is not None
         or commit.unmoved_since is not None
         or commit.discards is not None
+        or commit.state_values
     )

@@ -28,6 +28,7 @@ from perdure.store.commits import (
     LeaseLost,
     Refused,
 )
+from perdure.store.postgres import state_values
 from perdure.store.postgres.batch import build, holds_only_hot_parts
 from perdure.store.postgres.driver import Connection, Row
 from perdure.store.postgres.errors import DataRefused, StillBusy, is_outage
@@ -45,11 +46,11 @@ BUSY_PATIENCE_S = 0.1
 
 Results = dict[str, CommitResult]
 
-_MOVED = "the thread has moved"
+_MOVED = "the thread or its state has moved"
 
 
 class _Moved(DataRefused):
-    """The thread of a lone commit says more than the commit allows."""
+    """The thread of a lone commit says more than it allows, or holds other state than it expects."""
 
 
 class Committer:
@@ -86,8 +87,8 @@ class Committer:
         sent = [commit for commit in commits if _is_legal(commit)]
         hot = [commit for commit in sent if not queue_allowed and holds_only_hot_parts(commit)]
         rare = [commit for commit in sent if queue_allowed or not holds_only_hot_parts(commit)]
-        guarded = [[commit] for commit in rare if commit.unmoved_since is not None]
-        rare = [commit for commit in rare if commit.unmoved_since is None]
+        guarded = [[commit] for commit in rare if _is_guarded(commit)]
+        rare = [commit for commit in rare if not _is_guarded(commit)]
         refusals: dict[str, str] = {}
         for group, whole in ((hot, False), (rare, True), *((one, True) for one in guarded)):
             if group:
@@ -144,6 +145,9 @@ class Committer:
                 rows = await connection.fetch(statement, *arguments)
                 accepted = _accepted(commits, rows)
                 await write_parts(connection, accepted, clock)
+                for one in accepted:
+                    if one.commit.state_values:
+                        await _keep_state_values(connection, one)
             return _results(accepted)
 
         return await self._lane.run(with_parts if whole else alone)
@@ -158,6 +162,17 @@ class Committer:
             verdict = _verdict(commit, found.get(hex_of(commit.run_id)), refusals)
             if verdict is not None:
                 results[commit.run_id] = verdict
+
+
+def _is_guarded(commit: Commit) -> bool:
+    """Tell whether a commit may find that more than its run has moved: it is written by itself."""
+    return commit.unmoved_since is not None or bool(commit.state_values)
+
+
+async def _keep_state_values(connection: Connection, one: Accepted) -> None:
+    """Write what fields hold that outlive the run, as the last rows that are locked."""
+    if not await state_values.keep(connection, one.commit, one.at):
+        raise _Moved(_MOVED)
 
 
 async def _check_unmoved(connection: Connection, commit: Commit) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from pydantic import JsonValue
 
@@ -18,6 +18,7 @@ from perdure.protocol.records import (
     InterruptRow,
     LateRow,
     MessageRow,
+    StateValueRow,
     StepRow,
     ThreadBase,
     ThreadRow,
@@ -31,6 +32,7 @@ from perdure.store.lineage import tags_of
 from perdure.store.postgres import rows
 from perdure.store.postgres.driver import Pool, Row
 from perdure.store.postgres.lanes import Access
+from perdure.store.postgres.state_values import state_value_of
 from perdure.store.postgres.statements import SQL
 from perdure.store.postgres.subscriptions import subscription_of
 from perdure.store.postgres.wire import digest_out, id_in, id_out, text_out
@@ -331,6 +333,19 @@ class PostgresReader:
         """See `Reader.list_subscriptions`."""
         found = await self._fetch("list_subscriptions", tenant_id, hex_of(thread_id), topic)
         return [subscription_of(row) for row in found]
+
+    async def list_state_values(
+        self,
+        tenant_id: str,
+        scope: Literal["thread", "agent"],
+        scope_id: str,
+        *,
+        after: str | None,
+        limit: int,
+    ) -> list[StateValueRow]:
+        """See `Reader.list_state_values`."""
+        where = (tenant_id, scope, scope_id, after or "", limit)
+        return [state_value_of(row) for row in await self._fetch("list_state_values", *where)]
 
     async def list_agents(self) -> list[RegisteredAgent]:
         """See `Reader.list_agents`. Versions registered at one time are in order of version."""

@@ -10,9 +10,10 @@ from datetime import datetime
 from perdure.protocol.codec import encode
 from perdure.protocol.errors import Conflict, Gone, Invalid, NotFound, ThreadBusy
 from perdure.protocol.ids import RUN, THREAD, hex_of
-from perdure.protocol.records import MessageRow, ThreadBase, ThreadRow
+from perdure.protocol.records import BaseKind, MessageRow, ThreadBase, ThreadRow
 from perdure.store.keeping import is_same_message, is_same_thread
 from perdure.store.lineage import adopted_base, check_adoption, tags_of
+from perdure.store.postgres import state_values
 from perdure.store.postgres.driver import Connection
 from perdure.store.postgres.retention import drop_unshared
 from perdure.store.postgres.rows import base_of, message_of, thread_of
@@ -79,6 +80,9 @@ async def insert_base(
         base.kind,
         base.author.encode(),
     )
+    if base.kind is BaseKind.FORK:
+        place = (base.thread_id, base.base_thread_id, base.base_position)
+        await connection.execute(SQL["copy_state_values"], *place)
     return replace(base, created_at=row["created_at"])
 
 
@@ -120,6 +124,7 @@ async def adopt_branch(
     base = await insert_base(connection, base, clock)
     await connection.execute(SQL["set_last_position"], hex_of(thread_id), base.from_position, clock)
     await connection.execute(SQL["adopt_artifacts"], hex_of(branch_id))
+    await state_values.adopt(connection, base, bases[1], tenant_id)
     return base
 
 
@@ -145,6 +150,7 @@ async def delete_thread(
         await connection.execute(SQL["delete_thread_tags"], tenant_id, tags, thread)
     await connection.execute(SQL["bury_thread"], thread, clock, encode({}), encode([]))
     await connection.execute(SQL["end_subscriptions"], thread)
+    await connection.execute(SQL["delete_state_values"], thread_id)
     await _trim(connection, thread)
     return True
 

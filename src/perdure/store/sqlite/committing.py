@@ -19,6 +19,7 @@ from perdure.store import rules
 from perdure.store.commits import Behind, Commit, CommitResult, Committed, LeaseLost, Refused
 from perdure.store.requests import TimerKind
 from perdure.store.rules import Kept
+from perdure.store.sqlite import state_values
 from perdure.store.sqlite.admission import insert_run
 from perdure.store.sqlite.gathering import NoSuchRow, Rows
 from perdure.store.sqlite.prepared import Prepared
@@ -158,12 +159,16 @@ def _advance(tx: Transaction, rows: Rows, prepared: Prepared) -> CommitResult:
         return verdict
     if commit.unmoved_since is not None and _has_moved(tx, prepared.run, commit.unmoved_since):
         return Behind(seq=kept.hot.last_seq)
+    if commit.state_values and state_values.have_moved(tx, prepared.run, commit):
+        return Behind(seq=kept.hot.last_seq)
     moved = rules.advance(kept, commit, tx.now)
     tx.save(prepared.run, moved)
     rows.add(tx, prepared, to_micros(moved.hot.updated_at), moved.hot.attempt)
     if commit.attempt_end is not None:
         tx.end_attempt(prepared.run, moved.hot, commit.attempt_end)
     _write_relations(tx, prepared)
+    if commit.state_values:
+        state_values.keep(tx, prepared.run, commit, to_micros(moved.hot.updated_at))
     _schedule(tx, prepared, kept, moved)
     return Committed(seq=moved.hot.last_seq, at=moved.hot.updated_at)
 

@@ -112,6 +112,7 @@ def _is_plain(commit: Commit) -> bool:
         or commit.notices
         or commit.handed_to is not None
         or commit.unmoved_since is not None
+        or commit.state_values
         or commit.guard.from_state not in _BEFORE
         or not ((state in TERMINAL and gives_up) or (state in _WORKING and not gives_up))
     ):

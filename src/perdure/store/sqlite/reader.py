@@ -5,7 +5,7 @@ import sqlite3
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from functools import partial
-from typing import Final
+from typing import Final, Literal
 
 from pydantic import JsonValue
 
@@ -29,6 +29,7 @@ from perdure.protocol.records import (
     InterruptRow,
     LateRow,
     MessageRow,
+    StateValueRow,
     StepRow,
     ThreadBase,
     ThreadRow,
@@ -55,6 +56,7 @@ from perdure.store.sqlite.connection import SQL
 from perdure.store.sqlite.readers import Readers
 from perdure.store.sqlite.rows import pack_digest, pack_id
 from perdure.store.sqlite.schema import known_migrations, pending_migrations
+from perdure.store.sqlite.state_values import read_state_value
 from perdure.store.sqlite.subscriptions import read_subscription
 
 _FIRST: Final = b""
@@ -343,6 +345,19 @@ class SqliteReader:
         return await self._readers.rows(
             "list_subscriptions", tenant_id, key, topic, convert=read_subscription
         )
+
+    async def list_state_values(
+        self,
+        tenant_id: str,
+        scope: Literal["thread", "agent"],
+        scope_id: str,
+        *,
+        after: str | None,
+        limit: int,
+    ) -> list[StateValueRow]:
+        """See `Reader.list_state_values`."""
+        where = (tenant_id, scope, scope_id, after or "", limit)
+        return await self._readers.rows("list_state_values", *where, convert=read_state_value)
 
     async def list_agents(self) -> list[RegisteredAgent]:
         """See `Reader.list_agents`. Versions registered at one time are in order of version."""

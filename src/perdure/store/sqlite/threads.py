@@ -8,11 +8,12 @@ from perdure.protocol.base import to_micros
 from perdure.protocol.codec import encode
 from perdure.protocol.errors import Conflict, Gone, Invalid, NotFound, ThreadBusy
 from perdure.protocol.ids import THREAD
-from perdure.protocol.records import MessageRow, ThreadBase, ThreadRow
+from perdure.protocol.records import BaseKind, MessageRow, ThreadBase, ThreadRow
 from perdure.store.keeping import is_same_message, is_same_thread
 from perdure.store.lineage import adopted_base, check_adoption, tags_of
 from perdure.store.requests import Replayed, RequestKey, Swept
 from perdure.store.rules import place_after
+from perdure.store.sqlite import state_values
 from perdure.store.sqlite.connection import read_row
 from perdure.store.sqlite.retention import drop
 from perdure.store.sqlite.rows import (
@@ -59,6 +60,8 @@ def insert_base(tx: Transaction, base: ThreadBase) -> None:
         maybe(pack_id, base.run_id),
         to_micros(base.created_at),
     )
+    if base.kind is BaseKind.FORK:
+        tx.run("copy_state_values", base.thread_id, base.base_thread_id, base.base_position)
 
 
 def find_live(tx: Transaction, tenant_id: str, thread_id: str) -> ThreadRow:
@@ -98,13 +101,15 @@ def adopt_branch(
 ) -> ThreadBase:
     """Let a thread say what a branch of it says."""
     thread, branch = find_live(tx, tenant_id, thread_id), find_live(tx, tenant_id, branch_id)
-    known = check_adoption(thread, branch, _bases(tx, thread_id), _bases(tx, branch_id))
+    of_branch = _bases(tx, branch_id)
+    known = check_adoption(thread, branch, _bases(tx, thread_id), of_branch)
     if known is not None:
         return known
     base = adopted_base(thread, branch, author, tx.now)
     insert_base(tx, base)
     tx.run("set_last_position", pack_id(thread_id), base.from_position, tx.now_micros)
     tx.run("adopt_artifacts", pack_id(branch_id))
+    state_values.adopt(tx, base, of_branch, tenant_id)
     return base
 
 
@@ -131,6 +136,7 @@ def delete_thread(tx: Transaction, tenant_id: str, thread_id: str) -> bool:
         tx.run("delete_thread_tags", tenant_id, pack_digest(tag), thread)
     tx.run("bury_thread", thread, tx.now_micros, encode({}), encode([]))
     tx.run("end_subscriptions", thread)
+    tx.run("delete_state_values", thread_id)
     _trim(tx, thread)
     return True
 

@@ -30,6 +30,7 @@ _PARTS = (
     "refusals",
     "retention",
     "rows",
+    "state_values",
     "texts",
     "threads",
     "timers",
@@ -56,6 +57,7 @@ from perdure.testing.conformance.readers import (
 from perdure.testing.conformance.refusals import RefusalContract
 from perdure.testing.conformance.retention import RetentionContract
 from perdure.testing.conformance.rows import RowContract
+from perdure.testing.conformance.state_values import StateValueContract
 from perdure.testing.conformance.texts import TextContract
 from perdure.testing.conformance.thread_runs import ThreadContract
 from perdure.testing.conformance.threads import BranchContract
@@ -89,6 +91,7 @@ __all__ = [
     "RequestKeyContract",
     "RetentionContract",
     "RowContract",
+    "StateValueContract",
     "SubscriptionContract",
     "TextContract",
     "ThreadContract",

@@ -410,6 +410,22 @@ CREATE TABLE subscriptions (
 );
 CREATE INDEX subscriptions_by_inbox ON subscriptions (inbox_thread_id);
 
+-- What declared fields that outlive their runs hold. A NULL value: nothing is written any more.
+CREATE TABLE state_values (
+    run_id uuid NOT NULL,
+    updated_at timestamptz NOT NULL,
+    version integer NOT NULL,
+    position integer NOT NULL,
+    seq integer NOT NULL,
+    tenant_id text NOT NULL,
+    scope text NOT NULL CHECK (scope IN ('thread', 'agent')),
+    scope_id text NOT NULL,
+    name text COLLATE "C" NOT NULL,
+    rule text NOT NULL,
+    value bytea,
+    PRIMARY KEY (scope, scope_id, tenant_id, name)
+) WITH (fillfactor = 80);
+
 CREATE TABLE agents (
     registered_at timestamptz NOT NULL,
     ordinal bigint GENERATED ALWAYS AS IDENTITY,

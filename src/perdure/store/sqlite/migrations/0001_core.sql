@@ -332,6 +332,22 @@ CREATE TABLE subscriptions (
 
 CREATE INDEX subscriptions_by_inbox ON subscriptions (inbox_thread_id);
 
+-- What declared fields that outlive their runs hold. A NULL value: nothing is written any more.
+CREATE TABLE state_values (
+    scope TEXT NOT NULL CHECK (scope = 'thread' OR scope = 'agent'),
+    scope_id TEXT NOT NULL,
+    tenant_id TEXT NOT NULL,
+    name TEXT NOT NULL,
+    version INTEGER NOT NULL,
+    position INTEGER NOT NULL,
+    run_id BLOB NOT NULL CHECK (length(run_id) = 16),
+    seq INTEGER NOT NULL,
+    updated_at INTEGER NOT NULL,
+    rule TEXT NOT NULL,
+    value BLOB,
+    PRIMARY KEY (scope, scope_id, tenant_id, name)
+) STRICT, WITHOUT ROWID;
+
 CREATE INDEX threads_deleted ON threads (thread_id) WHERE deleted_at IS NOT NULL;
 
 -- What threads are found by: a digest for each pair of their metadata.
