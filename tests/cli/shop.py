@@ -5,7 +5,16 @@ import threading
 from perdure.agents.catalog import AgentRegistry, loop_agent
 from perdure.agents.loop.scripted import ScriptedPlanner
 from perdure.engine.context import PlannerContext
-from perdure.protocol.decisions import Ask, CallTools, Decision, Finish, GiveUp, ToolRequest
+from perdure.protocol.decisions import (
+    Ask,
+    CallTools,
+    Decision,
+    Finish,
+    GiveUp,
+    ToolRequest,
+    WriteField,
+)
+from perdure.protocol.fields import StateField
 from perdure.tools import tool
 
 REFERENCE = "tests.cli.shop:registry"
@@ -64,5 +73,11 @@ registry.add(
             ]
         ),
         tools=["hang"],
+    ),
+    loop_agent(
+        "keeps",
+        "1",
+        ScriptedPlanner([Finish(records=(WriteField(field="n", value=1),))]),
+        state=[StateField(name="n", scope="agent", rule="add")],
     ),
 )

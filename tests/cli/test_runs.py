@@ -187,8 +187,19 @@ def test_agents_are_known_after_a_worker_ran(perdure: Program) -> None:
     assert perdure("agents", "list", "--json").code == ExitCode.NOT_FOUND  # nor is a database
     perdure("run", "echo", *HERE)
     found = perdure("agents", "list", "--json").json["items"]
-    assert [agent["agent_id"] for agent in found] == ["asks", "echo", "fails", "hangs", "ships"]
+    known = ["asks", "echo", "fails", "hangs", "keeps", "ships"]
+    assert [agent["agent_id"] for agent in found] == known
     assert "Answers with its input." in perdure("agents", "list").out
+
+
+def test_what_runs_left_in_fields_is_shown(perdure: Program) -> None:
+    """R-1.5."""
+    run = perdure("run", "keeps", "--json", *HERE).json
+    (field,) = perdure("agents", "state", "keeps", "--json").json["items"]
+    assert (field["name"], field["value"], field["version"]) == ("n", 1, 1)
+    assert run["run_id"] in perdure("agents", "state", "keeps").out
+    assert perdure("threads", "state", run["thread_id"], "--json").json["items"] == []
+    assert perdure("agents", "state", "nobody").code == ExitCode.NOT_FOUND
 
 
 def test_what_the_tests_leave_behind_passes_verify(perdure: Program) -> None:

@@ -78,7 +78,7 @@ def test_failures_of_children_compensations_and_planners_say_why() -> None:
     assert undone == "undoing t failed, is tried again: TOOL_ERROR no luck"
 
 
-def test_what_befalls_an_approval_and_a_call_by_callback_is_told() -> None:
+def test_what_befalls_approvals_callbacks_and_state_fields_is_told() -> None:
     phase = {"approval_id": "int_1", "phase": "delegated", "approvers": ["ann"], "by": "bob"}
     assert _line("custom", name="perdure.approval", value=phase) == (
         "approval int_1 delegated to ann by bob"
@@ -89,4 +89,13 @@ def test_what_befalls_an_approval_and_a_call_by_callback_is_told() -> None:
     )
     published = {"topic": "news", "value": {"a": 1}}
     assert _line("custom", name="perdure.published", value=published) == "publishes to news: a=1"
+    read = {"scope": "thread", "field": "n", "version": 0}
+    kept = {"scope": "agent", "field": "n", "version": 2, "value": 7}
+    assert _line("custom", name="perdure.field_read", value=read) == (
+        "finds the thread's n, version 0: nothing"
+    )
+    assert _line("custom", name="perdure.field_kept", value=kept) == (
+        "leaves the agent's n, version 2: 7"
+    )
+    assert not _line("custom", name="perdure.fields_settled", value={"places": []})
     assert _line("custom", name="mine") == "reports mine"

@@ -14,7 +14,9 @@ from typing import Any, cast
 
 import anyio
 
+from perdure.agents.catalog import loop_agent
 from perdure.agents.code import Context, agent
+from perdure.agents.loop.scripted import ScriptedPlanner
 from perdure.engine.breakpoints import continue_run
 from perdure.engine.callbacks import call_back
 from perdure.engine.context import PlannerContext
@@ -32,6 +34,7 @@ from perdure.protocol.decisions import (
     Sleep,
     Spawn,
     ToolRequest,
+    WriteField,
 )
 from perdure.protocol.events import PlanItem, Usage
 from perdure.protocol.failures import Failure, FailureCode, Stage
@@ -68,6 +71,10 @@ from perdure.testing.embedded import (
 from perdure.testing.tools import ToolZoo
 from perdure.tools import FunctionTool, ToolContext, ToolUnavailable, tool
 
+LASTING = (
+    StateField(name="sum", scope="agent", rule="add"),
+    StateField(name="seen", scope="thread", rule="append"),
+)
 DONE = Finish(answer="done")
 BIG = "x" * 20_000
 HOUR = timedelta(hours=1)
@@ -188,6 +195,13 @@ def _talk() -> list[Decision]:
     return [Spawn(children=(first, second)), Spawn(children=(first,)), Finish(answer="all said")]
 
 
+def _keeping() -> list[Decision]:
+    """Write fields of the thread and of the agent, then again with the answer."""
+    first = (WriteField(field="sum", value=1), WriteField(field="seen", value="x" * 600))
+    wish = call("echo", value=1).model_copy(update={"records": first})
+    return [wish, Finish(answer="kept", records=(WriteField(field="sum", value=2),))]
+
+
 def agents() -> list[HostedAgent]:
     """Return the agents of the scenes."""
     ask = Ask(title="Which one?", key="which", expires_in=HOUR)
@@ -241,6 +255,7 @@ def agents() -> list[HostedAgent]:
         scripted("herald", [Finish(answer="news", records=(_publish(1), _publish(2)))]),
         scripted("handing", [Handoff(agent_id="takes.over", reason="its field")]),
         scripted("takes.over", lambda _: DONE),
+        loop_agent("keeper", "1", ScriptedPlanner(_keeping()), tools=["echo"], state=LASTING),
     ]
 
 
@@ -420,6 +435,11 @@ async def _branched(engine: Embedded, runs: Runs) -> None:
     wish = RetryRequest.model_validate({"options": {"max_steps": 5}})
     made = await retry(service, LOCAL, runs["max steps"], wish)
     runs["goes on"] = made.run.run_id
+    for scene, steps in (("keeps", 9), ("keeps not", 1), ("keeps again", 9)):
+        first = runs.get("keeps")
+        thread_id = None if first is None else (await engine.run(first)).facts.thread_id
+        runs[scene] = await engine.submit("keeper", thread_id=thread_id, max_steps=steps)
+        await engine.wait_terminal(runs[scene])
     await engine.wait_terminal(runs["goes on"])
     made = await fork(service, LOCAL, runs["artist"], ForkRequest(input="another", state={"n": 1}))
     runs["forked"] = made.run.run_id

@@ -204,6 +204,70 @@ UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.value.value', 'x')
     run_id = :run AND seq = (SELECT max(seq) FROM events WHERE run_id = :run AND type = :t_custom
     AND json_extract(CAST(data AS TEXT), '$.name') = 'perdure.field');
 
+-- mutant: I66 | keeps | a field read twice
+UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.value', (
+    SELECT json_extract(CAST(e.data AS TEXT), '$.value') FROM events AS e WHERE e.run_id = :run
+    AND e.type = :t_custom AND json_extract(CAST(e.data AS TEXT), '$.name') = 'perdure.field_read'
+    ORDER BY e.seq LIMIT 1
+)) AS BLOB)
+WHERE
+    run_id = :run AND type = :t_custom
+    AND json_extract(CAST(data AS TEXT), '$.name') = 'perdure.field_read';
+UPDATE events SET data = CAST(json_set(
+    CAST(data AS TEXT), '$.value', json(json_extract(CAST(data AS TEXT), '$.value'))
+) AS BLOB)
+WHERE
+    run_id = :run AND type = :t_custom
+    AND json_extract(CAST(data AS TEXT), '$.name') = 'perdure.field_read';
+
+-- mutant: I66 | keeps | a value without a version
+UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.value.value', 1) AS BLOB) WHERE
+    run_id = :run AND type = :t_custom
+    AND json_extract(CAST(data AS TEXT), '$.name') = 'perdure.field_read';
+
+-- mutant: I67 | keeps again | a row that holds something else
+UPDATE state_values SET value = CAST('7' AS BLOB) WHERE run_id = :run AND name = 'sum';
+
+-- mutant: I67 | keeps again | a row that is gone
+DELETE FROM state_values WHERE run_id = :run AND name = 'sum';
+
+-- mutant: I67 | keeps again | a row at the version before
+UPDATE state_values SET version = 1 WHERE run_id = :run AND name = 'sum';
+
+-- mutant: I67 | keeps again | a row of another run | other=keeps
+UPDATE state_values SET run_id = :other WHERE run_id = :run AND name = 'sum';
+
+-- mutant: I67 | keeps | a value that its writes do not come to
+UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.value.value', 4) AS BLOB) WHERE
+    run_id = :run AND type = :t_custom
+    AND json_extract(CAST(data AS TEXT), '$.name') = 'perdure.field_kept'
+    AND json_extract(CAST(data AS TEXT), '$.value.field') = 'sum';
+
+-- mutant: I67 | keeps | a version left out
+UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.value.version', 9) AS BLOB) WHERE
+    run_id = :run AND type = :t_custom
+    AND json_extract(CAST(data AS TEXT), '$.name') = 'perdure.field_kept';
+
+-- mutant: I67 | keeps | a write that was not left
+UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.name', 'other') AS BLOB) WHERE
+    run_id = :run AND type = :t_custom
+    AND json_extract(CAST(data AS TEXT), '$.name') = 'perdure.field_kept';
+
+-- mutant: I67 | keeps not | a failed run that left something
+UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.name', 'perdure.field_kept') AS BLOB)
+WHERE
+    run_id = :run AND type = :t_custom
+    AND json_extract(CAST(data AS TEXT), '$.name') = 'perdure.field_read';
+
+-- mutant: M4 | keeps again | a value of which its event does not tell
+UPDATE state_values SET value = CAST('[]' AS BLOB) WHERE run_id = :run AND name = 'seen';
+
+-- mutant: M4 | keeps again | an event that tells of something else
+UPDATE state_values SET seq = 1 WHERE run_id = :run AND name = 'seen';
+
+-- mutant: M4 | keeps again | a position that the thread has not come to
+UPDATE state_values SET position = 99 WHERE run_id = :run AND name = 'seen';
+
 -- mutant: H8 | coded | a position twice
 UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.position', '2.0.0') AS BLOB) WHERE
     run_id = :run AND type = :t_action AND json_extract(CAST(data AS TEXT), '$.position') = '2.1.0';

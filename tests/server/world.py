@@ -36,8 +36,10 @@ from perdure.protocol.decisions import (
     Sleep,
     Spawn,
     ToolRequest,
+    WriteField,
 )
 from perdure.protocol.events import CustomEvent
+from perdure.protocol.fields import StateField
 from perdure.protocol.ids import COMMIT, make_id
 from perdure.protocol.log import NewEvent
 from perdure.protocol.states import InterruptKind
@@ -141,6 +143,11 @@ def _raises(context: PlannerContext) -> Decision:
     raise RuntimeError("a fault of the planner")
 
 
+LEFT: list[dict[str, Any]] = [
+    {"field": "turns", "value": 1},
+    {"field": "seen", "value": "x"},
+    {"field": "total", "value": 1},
+]
 AGENTS = (
     loop_agent("echo", "1", ScriptedPlanner(_echoes), tools=["echo"]),
     loop_agent("herald", "1", ScriptedPlanner([Finish(answer="news")]), publishes="news"),
@@ -185,6 +192,16 @@ AGENTS = (
         "1",
         ScriptedPlanner([_calls("borrow", title="Emma"), Ask(title="Go on?"), Finish()]),
         tools=[ToolGrant(name="borrow", approve="never")],
+    ),
+    loop_agent(
+        "keeper",
+        "1",
+        ScriptedPlanner([Finish(records=tuple(WriteField(**one) for one in LEFT))]),
+        state=[
+            StateField(name="turns", scope="thread", rule="add"),
+            StateField(name="seen", scope="thread", rule="append"),
+            StateField(name="total", scope="agent", rule="add"),
+        ],
     ),
     loop_agent("broken", "1", ScriptedPlanner(_raises), tools=["echo"]),
     loop_agent(

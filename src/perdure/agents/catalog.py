@@ -12,10 +12,13 @@ from typing import Protocol, TypeVar, cast, runtime_checkable
 from pydantic import JsonValue, ValidationError
 
 from perdure.agents.loop.base import ModelPlanner
+from perdure.agents.merging import UserMerger
 from perdure.engine.ports import ApprovalNotice, HostedAgent, Planner, ToolGrant
+from perdure.engine.schema import check_schema
 from perdure.protocol.agents import AgentCard, Skill
 from perdure.protocol.decisions import Publish
 from perdure.protocol.errors import Conflict, Invalid
+from perdure.protocol.fields import Reducers, StateField, named, reducers_of
 from perdure.protocol.policies import RetryPolicy
 from perdure.protocol.tools import ToolSpec
 from perdure.protocol.wording import first_problem
@@ -59,9 +62,12 @@ def loop_agent(
     continues: bool = False,
     deny_tells_planner: bool = False,
     publishes: str | None = None,
+    state: Sequence[StateField] = (),
 ) -> HostedAgent:
     """Return an agent version: a planner with its tools, by name or with a grant of its own.
 
+    `state` declares the fields that its decisions and tools write (`WriteField`,
+    `ToolContext.write`) and its planner sees as `context.fields`.
     `publishes` is the topic to which its answers are published. `replaces` names versions that no worker serves any more: their runs end with a code instead of
     waiting for one for ever; with `continues` each goes on as a new run of this version. Raises Invalid (`invalid`) for an id, version or text that a card does not take, or when a
     tool is granted twice. For a built-in planner, how models are retried and what the answer
@@ -92,6 +98,7 @@ def loop_agent(
         place, text = first_problem(error)
         where = ".".join(place)
         raise Invalid(f"agent {agent_id!r}: {where}: {text}", field=where) from None
+    declared, reducers = _fields(agent_id, state)
     return HostedAgent(
         card=card,
         planner=planner,
@@ -102,7 +109,21 @@ def loop_agent(
         continues=continues,
         deny_tells_planner=deny_tells_planner,
         publishes=None if publishes is None else _topic(agent_id, publishes),
+        fields=declared,
+        merger=UserMerger(reducers) if reducers else None,
     )
+
+
+def _fields(
+    agent_id: str, fields: Sequence[StateField]
+) -> tuple[Mapping[str, StateField], Reducers]:
+    for one in fields:
+        if one.json_schema is not None:
+            check_schema(one.json_schema, field="state")
+    try:
+        return named(fields), reducers_of(fields)
+    except ValueError as error:
+        raise Invalid(f"agent {agent_id!r}: {error}", field="state") from None
 
 
 def _topic(agent_id: str, name: str) -> str:
@@ -221,8 +242,9 @@ class Catalog:
     def attach(self, code: UserCode) -> None:
         """Say where users' planners run in this process."""
         for agent in self._agents.agents:
-            if isinstance(agent.planner, _Attachable):
-                agent.planner.attach(code)
+            for part in (agent.planner, agent.merger):
+                if isinstance(part, _Attachable):
+                    part.attach(code)
 
     def find(self, agent_id: str, version: str) -> HostedAgent | None:
         """Return an agent version, or None."""

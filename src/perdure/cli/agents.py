@@ -1,20 +1,25 @@
-"""`perdure agents`: what is registered."""
+"""`perdure agents`: what is registered, and what agents' state fields hold."""
+
+from typing import Annotated
 
 import typer
 
-from perdure.cli.options import Db, Json, on_service
+from perdure.cli.options import LIMIT_DEFAULT, After, Db, Json, Limit, on_service
+from perdure.cli.showing import print_state_fields
 from perdure.ops.output import print_json, print_table
 from perdure.protocol.agents import AgentView
 from perdure.service import agents as service_agents
-from perdure.service.base import Service
+from perdure.service import state_fields
+from perdure.service.base import Service, Slice
 from perdure.service.principal import LOCAL
+from perdure.service.views import StateFieldView
 
 app = typer.Typer()
 
 
 @app.callback()
 def agents() -> None:
-    """List the registered agents."""
+    """List the registered agents, and what their state fields hold."""
 
 
 @app.command("list")
@@ -35,3 +40,19 @@ def list_(db: Db = None, json: Json = False) -> None:
             for item in found
         ],
     )
+
+
+@app.command()
+def state(
+    agent: Annotated[str, typer.Argument(metavar="AGENT", help="Id of the agent.")],
+    limit: Limit = LIMIT_DEFAULT,
+    after: After = None,
+    db: Db = None,
+    json: Json = False,
+) -> None:
+    """Show what an agent's state fields hold."""
+
+    async def work(service: Service) -> Slice[StateFieldView]:
+        return await state_fields.agent_state(service, LOCAL, agent, after=after, limit=limit)
+
+    print_state_fields(on_service(db, work), json=json)

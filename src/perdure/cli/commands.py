@@ -32,7 +32,7 @@ COMMANDS = (
     Command("threads", "perdure.cli.threads:app", "List, fork, adopt and delete threads."),
     Command("interrupts", "perdure.cli.interrupts:app", "List and answer what waits for people."),
     Command("topics", "perdure.cli.topics:app", "Say who subscribes to a thread's topics."),
-    Command("agents", "perdure.cli.agents:app", "List the registered agents."),
+    Command("agents", "perdure.cli.agents:app", "List agents, and what they keep."),
     Command("db", "perdure.cli.db:app", "Look at the database's schema, and upgrade it."),
     Command("verify", "perdure.cli.verify:verify", "Check the stored runs for broken promises."),
     Command("drill", "perdure.drill.command:drill", "Rehearse faults on this installation."),

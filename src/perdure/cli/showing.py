@@ -1,13 +1,13 @@
 """Runs and events as commands print them."""
 
-from perdure.ops.output import (
-    print_line,
-)
+from perdure.ops.output import json_text, note, print_json, print_line, print_table
 from perdure.ops.timeline import line_of
 from perdure.protocol.base import format_time
 from perdure.protocol.failures import FailureCode
 from perdure.protocol.runs import Run
+from perdure.service.base import Slice
 from perdure.service.events import EncodedEvent, as_view
+from perdure.service.views import StateFieldView
 
 
 def short_fields_of_run(run: Run) -> list[tuple[str, object]]:
@@ -51,3 +51,26 @@ def print_event(event: EncodedEvent) -> None:
     line = line_of(view)
     if line:
         print_line(f"{event.seq:>5}  {format_time(view.time)}  {line}")
+
+
+def print_state_fields(found: Slice[StateFieldView], *, json: bool) -> None:
+    """Print what fields of scope thread or agent hold."""
+    if json:
+        print_json({"items": found.items, "next": found.next})
+        return
+    print_table(
+        ("FIELD", "RULE", "VERSION", "VALUE", "BY", "UPDATED"),
+        [
+            (
+                item.name,
+                item.rule,
+                str(item.version),
+                "" if item.empty else json_text(item.value),
+                item.run_id,
+                format_time(item.updated_at),
+            )
+            for item in found.items
+        ],
+    )
+    if found.next:
+        note(f"more: --after {found.next}")

@@ -1,4 +1,4 @@
-"""`perdure threads`: list, show, fork, branches, adopt, delete."""
+"""`perdure threads`: list, show, state, fork, branches, adopt, delete."""
 
 from typing import Annotated
 
@@ -15,14 +15,15 @@ from perdure.cli.options import (
     on_service,
     request_of,
 )
+from perdure.cli.showing import print_state_fields
 from perdure.ops.output import note, print_fields, print_json, print_line, print_table
 from perdure.protocol.base import format_time
-from perdure.service import thread_branches
+from perdure.service import state_fields, thread_branches
 from perdure.service import threads as service_threads
 from perdure.service.base import Service, Slice
 from perdure.service.principal import LOCAL
 from perdure.service.thread_branches import AdoptRequest, ThreadForkRequest
-from perdure.service.views import BranchView, ThreadView
+from perdure.service.views import BranchView, StateFieldView, ThreadView
 
 app = typer.Typer()
 
@@ -146,6 +147,22 @@ def branches(
     )
     if found.next:
         note(f"more: --after {found.next}")
+
+
+@app.command()
+def state(
+    thread: ThreadArgument,
+    limit: Limit = LIMIT_DEFAULT,
+    after: After = None,
+    db: Db = None,
+    json: Json = False,
+) -> None:
+    """Show what a thread's state fields hold."""
+
+    async def work(service: Service) -> Slice[StateFieldView]:
+        return await state_fields.thread_state(service, LOCAL, thread, after=after, limit=limit)
+
+    print_state_fields(on_service(db, work), json=json)
 
 
 @app.command()

@@ -9,6 +9,7 @@ answer is lost, the same commit is sent again and the store knows it. An executi
 begun (its row is durable) and has no result is clarified by R-5.7, never silently run again.
 """
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -27,9 +28,15 @@ from perdure.engine.closing import (
 from perdure.engine.context import PlannerContext
 from perdure.engine.core import Core
 from perdure.engine.counting import count_draft
-from perdure.engine.draft import Draft
+from perdure.engine.draft import Draft, KeptField
 from perdure.engine.effects import Effects
 from perdure.engine.failing import CannotStore, draft_failed_attempt, is_about_data, told_of
+from perdure.engine.fields import (
+    clash_of_calls,
+    current_values,
+    fields_to_keep,
+    news_of_fields,
+)
 from perdure.engine.held import Surroundings
 from perdure.engine.inheriting import taken_over
 from perdure.engine.journal import reserved_name
@@ -191,6 +198,8 @@ class Attempt:
         if limit is not None:
             await self._fail(limit)
             return
+        if (self.agent.fields or self.view.snapshot.writes) and not await self._know_fields():
+            return
         if self.view.snapshot.inherited:
             await self._take_over()
             return
@@ -199,9 +208,9 @@ class Attempt:
         except PlannerFailure as error:
             await self._planner_failed(error)
             return
-        conflict = await conflict_of(self.core, self.view, decision)
-        if conflict is not None:
-            await self._end_in_conflict(decision, conflict)
+        keeps = await self._looked_around(decision)
+        if isinstance(keeps, Failure):
+            await self._end_in_conflict(decision, keeps)
             return
         await self.judge.learn(self.core.directory, decision)
         if publishes(decision, self.agent):
@@ -209,6 +218,7 @@ class Attempt:
                 self.core, self.view.facts, decision, self.agent
             )
         draft = self.draft()
+        draft.keeps = keeps
         draft_decision(draft, decision, self.judge, self._replies)
         guard_end(draft)
         dispatched = self.effects.dispatch(draft)
@@ -218,6 +228,37 @@ class Attempt:
         if await self.commit(draft):
             self._decision = self._replies = None
             await self.effects.work(dispatched)
+
+    async def _looked_around(self, decision: Decision) -> Sequence[KeptField] | Failure:
+        """Return what the run leaves in fields that outlive it when it ends as decided, or why it
+        cannot end so: others have written what it builds on.
+        """
+        conflict = await conflict_of(self.core, self.view, decision)
+        if conflict is not None:
+            return conflict
+        if not (self.agent.fields or self.view.snapshot.writes):
+            return ()
+        return await fields_to_keep(self.core, self.view, self.agent, decision)
+
+    async def _know_fields(self) -> bool:
+        """Record what the run sees of fields that outlive it, before its planner is asked; False:
+        that was the turn.
+        """
+        clash = clash_of_calls(self.view) if self.session is None else None
+        if clash is not None:
+            await self._fail(clash)
+            return False
+        news = await news_of_fields(self.core, self.view, self.agent)
+        if isinstance(news, Failure):
+            await self._fail(news)
+            return False
+        if not news:
+            return True
+        draft = self.draft()
+        draft.with_checkpoint = False
+        for event in news:
+            draft.add(event)
+        return await self.commit(draft)
 
     async def _end_in_conflict(self, decision: Decision, conflict: Failure) -> None:
         draft = self.draft()
@@ -251,6 +292,8 @@ class Attempt:
             return self._decision[1]
         self.check_lease()
         context = self.view.context(self.judge.granted())
+        if self.agent.fields and self.session is None:
+            context.fields = await current_values(self.view, self.agent)
         planner = self.session or self.agent.planner
         if self.view.facts.options.stream:
             decision = await self._decide_aloud(planner, context)
@@ -383,7 +426,12 @@ class Attempt:
 
     def draft(self) -> Draft:
         """Return an empty commit of this holder."""
-        return Draft(view=self.view, ids=self.core.ids, token=self.lease.token)
+        return Draft(
+            view=self.view,
+            ids=self.core.ids,
+            token=self.lease.token,
+            fields=self.agent.fields,
+        )
 
     def check_lease(self) -> None:
         """Raise LeaseGone when the lease is no longer trusted (decision 17)."""

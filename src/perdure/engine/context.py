@@ -12,6 +12,7 @@ from pydantic import JsonValue
 
 from perdure.protocol.events import PlanItem
 from perdure.protocol.failures import Failure
+from perdure.protocol.fields import Slot
 from perdure.protocol.messages import Message
 from perdure.protocol.plain import no_entries, no_items
 from perdure.protocol.runs import Counters, RunFacts
@@ -122,6 +123,8 @@ class Entry:
     finish: str = ""
     calls: tuple[dict[str, JsonValue], ...] = ()
     run_id: str = ""
+    writes: dict[str, JsonValue] = field(default_factory=no_entries)
+    """What a tool wrote to declared fields of the state, by place."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -133,6 +136,9 @@ class PlannerContext:
     operations of a code agent by position. `agent_id` is the agent that decides: after a
     `handoff` not the one that the run was started with. `participants` are the threads of those
     who have spoken in this run, by name.
+
+    `fields` is what the agent's declared fields hold. A code agent's function merges them itself:
+    it gets what was `fields_read` when the run began, and `writes` of others, by place.
 
     `open_message` is there when the run is to be streamed: each call begins a message whose pieces
     followers get at once. No decision depends on it.
@@ -152,4 +158,7 @@ class PlannerContext:
     agent_id: str = ""
     handoff: HandoffRecord | None = None
     participants: Mapping[str, str] = field(default_factory=no_entries)
+    fields: Mapping[str, JsonValue] = field(default_factory=no_entries)
+    fields_read: Mapping[Slot, JsonValue] = field(default_factory=no_entries)
+    writes: Mapping[str, JsonValue] = field(default_factory=no_entries)
     open_message: Callable[[], OpenMessage] | None = field(default=None, compare=False, repr=False)

@@ -4,7 +4,8 @@ When the store answers anything but Committed the view is stale and is loaded ag
 thrown away.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Literal
 
@@ -17,9 +18,10 @@ from perdure.engine.view import RunView
 from perdure.protocol.errors import TooLarge
 from perdure.protocol.events import StateEvent, StepEvent
 from perdure.protocol.failures import Failure
+from perdure.protocol.fields import StateField
 from perdure.protocol.ids import COMMIT
 from perdure.protocol.log import EventData, NewEvent
-from perdure.protocol.plain import no_items
+from perdure.protocol.plain import no_entries, no_items
 from perdure.protocol.records import ToolCallRow
 from perdure.protocol.states import (
     TERMINAL,
@@ -46,10 +48,19 @@ from perdure.store.commits import (
     NewExecution,
     NewInterrupt,
     NewMessage,
+    NewStateValue,
     NoticeDue,
     StepChange,
 )
 from perdure.store.requests import NewBlob, NewRun
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptField:
+    """What a run leaves in a field that outlives it: what its log says, and the row."""
+
+    told: dict[str, JsonValue]
+    value: NewStateValue
 
 
 @dataclass(slots=True, kw_only=True)
@@ -87,6 +98,11 @@ class Draft:
     with_checkpoint: bool = True
     unmoved_since: int | None = None
     discards: frozenset[str] | None = None
+    fields: Mapping[str, StateField] = field(default_factory=no_entries)
+    """The fields that the agent declares."""
+    keeps: Sequence[KeptField] = ()
+    """What is left in fields that outlive the run, if the draft ends it in success."""
+    state_values: tuple[NewStateValue, ...] = ()
     is_closing: bool = False
     """Set when the run is brought to its end, at once or after its children."""
     _from_state: RunState = field(init=False)
@@ -116,6 +132,10 @@ class Draft:
         self.events.append(event)
         self.view.apply(seq, data)
         return seq
+
+    def keep_field(self, kept: KeptField, seq: int) -> None:
+        """Write what a field holds from the event at `seq` on."""
+        self.state_values = (*self.state_values, replace(kept.value, seq=seq))
 
     def move(
         self,
@@ -230,6 +250,7 @@ class Draft:
             unmoved_since=self.unmoved_since,
             notices=tuple(self.notices),
             discards=self.discards,
+            state_values=self.state_values,
         )
 
     def _checkpoint(self) -> NewCheckpoint:

@@ -50,7 +50,13 @@ from perdure.protocol.events import (
     TimeoutEvent,
 )
 from perdure.protocol.failures import FailureCode
-from perdure.protocol.fields import FIELD_EVENT_NAME
+from perdure.protocol.fields import (
+    FIELD_EVENT_NAME,
+    FIELD_EVENTS,
+    READ_EVENT_NAME,
+    SETTLED_EVENT_NAME,
+    slot_of,
+)
 from perdure.protocol.log import EventData, Unknown
 from perdure.protocol.states import (
     Answer,
@@ -131,6 +137,8 @@ _KEPT = frozenset(
         "agent_state",
         "agent_state_digest",
         "writes",
+        "fields_read",
+        "settled",
         "history_position",
     }
 )
@@ -390,9 +398,8 @@ def _fold_custom(snapshot: RunSnapshot, data: CustomEvent) -> None:
         snapshot.agent_state_digest = digest(data.value)
     elif data.name == STATE_UPDATE_EVENT_NAME and isinstance(data.value, dict):
         _fold_state_update(snapshot, data.value)
-    elif data.name == FIELD_EVENT_NAME and data.position is not None:
-        snapshot.writes[data.position] = data.value
-        _chain(snapshot, "write", data.position, digest(data.value))
+    elif data.name in FIELD_EVENTS and isinstance(data.value, dict):
+        _fold_field(snapshot, data, data.value)
     elif data.name == BREAKPOINTS_EVENT_NAME and isinstance(data.value, list):
         snapshot.breakpoints = tuple(Breakpoint.model_validate(point) for point in data.value)
     elif data.name == APPROVAL_EVENT_NAME and isinstance(data.value, dict):
@@ -406,6 +413,22 @@ def _fold_custom(snapshot: RunSnapshot, data: CustomEvent) -> None:
             call.external_ref = None if ref is None else str(ref)
             wait_s = data.value.get("expires_in_s")
             call.wait_s = float(wait_s) if isinstance(wait_s, int | float) else 0.0
+
+
+def _fold_field(snapshot: RunSnapshot, data: CustomEvent, value: dict[str, JsonValue]) -> None:
+    """Keep a write by its place, and what the run sees of a field that outlives it."""
+    place = data.position or value.get("at")
+    if data.name == FIELD_EVENT_NAME and place is not None:
+        snapshot.writes[str(place)] = value
+        _chain(snapshot, "write", str(place), digest(value))
+    elif data.name == READ_EVENT_NAME:
+        snapshot.fields_read[slot_of(value)] = value
+        _chain(snapshot, "read", digest(value))
+    elif data.name == SETTLED_EVENT_NAME:
+        places = value.get("places")
+        snapshot.knows_settled = True
+        snapshot.settled |= frozenset(map(str, places if isinstance(places, list) else ()))
+        _chain(snapshot, "settled", digest(value))
 
 
 def _fold_state_update(snapshot: RunSnapshot, value: dict[str, JsonValue]) -> None:

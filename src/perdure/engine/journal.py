@@ -64,6 +64,7 @@ class Journal:
     def note(self, data: Opening) -> None:
         """Take an event that records an operation."""
         if data.position is None:
+            self._note_write(data)
             return
         entry = _entry_of(data, data.position)
         before = self.entries.get(entry.position)
@@ -82,6 +83,15 @@ class Journal:
                 self._open[data.child_run_id or ""] = entry
             case _:
                 entry.done = True
+
+    def _note_write(self, data: Opening) -> None:
+        """Take what a tool wrote to the state: its call's function sees it with the result."""
+        if not isinstance(data, CustomEvent) or data.name != FIELD_EVENT_NAME:
+            return
+        write = data.value
+        entry = self._open.get(str(write.get("call"))) if isinstance(write, dict) else None
+        if entry is not None and isinstance(write, dict):
+            entry.writes[str(write["at"])] = write
 
     def note_child(self, data: ChildEvent) -> None:
         """Take an event of a child: its beginning, or its result."""

@@ -13,6 +13,7 @@ from pydantic import JsonValue
 
 from perdure.engine.asking import add_question, draft_ask, request_approval
 from perdure.engine.draft import Draft
+from perdure.engine.fields import draft_field_writes, draft_kept_fields
 from perdure.engine.journal import SLEEP, STEP_TOOLS
 from perdure.engine.judging import Judge
 from perdure.engine.limits import calls_left, calls_used_up, repeated
@@ -48,6 +49,7 @@ from perdure.protocol.decisions import (
     Spawn,
     ToolRequest,
     UpdatePlan,
+    WriteField,
 )
 from perdure.protocol.errors import Invalid, TooLarge
 from perdure.protocol.events import (
@@ -198,9 +200,17 @@ def _draft_common(draft: Draft, decision: DecisionBase, judge: Judge) -> None:
         if kept.digest != snapshot.agent_state_digest:
             draft.add(CustomEvent(name=STATE_EVENT_NAME, value=state))
     _draft_records(draft, decision)
+    if _writes(decision) and not (
+        isinstance(decision, Finish) and not _stands(draft.view, clean(decision.answer))
+    ):
+        draft_field_writes(draft, decision)
     if publishes(decision, judge.agent):
         stands = isinstance(decision, Finish) and _stands(draft.view, clean(decision.answer))
         draft_publications(draft, decision, judge.agent, judge.subscribers, judge.settings, stands)
+
+
+def _writes(decision: DecisionBase) -> bool:
+    return any(isinstance(record, WriteField) for record in decision.records)
 
 
 def _revise_plan(draft: Draft, items: Sequence[PlanItem], position: str | None = None) -> None:
@@ -229,8 +239,8 @@ def _draft_records(draft: Draft, decision: DecisionBase) -> None:
                 )
             case Revision():
                 _revise_plan(draft, record.items, record.position)
-            case Publish():
-                pass  # drafted with its deliveries
+            case Publish() | WriteField():
+                pass  # drafted with its deliveries; and only beside what stands
 
 
 def _draft_operations(draft: Draft, decision: Operate, judge: Judge) -> None:
@@ -450,6 +460,7 @@ def _draft_finish(draft: Draft, decision: Finish, spoken: str | None) -> None:
         fail(draft, Failure(code=FailureCode.OUTPUT_INVALID, reason=error.message))
         return
     draft.end_step("succeeded")
+    draft_kept_fields(draft)
     seq = draft.move(Transition.DONE, answer=kept)
     draft.messages.append(
         NewMessage(

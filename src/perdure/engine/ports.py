@@ -16,7 +16,8 @@ from perdure.engine.context import PlannerContext
 from perdure.protocol.agents import AgentCard
 from perdure.protocol.decisions import Decision, ModelUse
 from perdure.protocol.failures import Failure
-from perdure.protocol.plain import value
+from perdure.protocol.fields import Slot, StateField
+from perdure.protocol.plain import no_entries, value
 from perdure.protocol.policies import RetryPolicy
 from perdure.protocol.runs import Caller, RunContext, RunFacts
 from perdure.protocol.states import ArtifactStatus, OnExpiry
@@ -153,8 +154,16 @@ class ProducedArtifact:
 
 
 @value
+class FieldWrite:
+    """A write of a tool to a declared field of the state; recorded with the result."""
+
+    field: str
+    value: JsonValue
+
+
+@value
 class ToolOutcome:
-    """What an execution came to, with the artifacts it made.
+    """What an execution came to, with the artifacts it made and what it wrote to the state.
 
     `output_ref` stands for an output that is stored already, a child's answer. `begun` is False
     when nothing of the tool's code ran: there was no place, thread or process for it.
@@ -162,6 +171,7 @@ class ToolOutcome:
 
     result: ToolResult
     artifacts: tuple[ProducedArtifact, ...] = ()
+    writes: tuple[FieldWrite, ...] = ()
     output_ref: BlobRef | None = None
     begun: bool = True
 
@@ -319,6 +329,20 @@ class ToolGrant:
             raise ValueError(f"grant of {self.name}: escalating needs a time above 0, and others")
 
 
+class FieldMerger(Protocol):
+    """Merges writes to fields of which some have reducers, which are code of the author."""
+
+    async def __call__(
+        self, writes: Mapping[str, JsonValue], over: Mapping[Slot, JsonValue]
+    ) -> dict[Slot, JsonValue]:
+        """Return what the fields hold after the writes, by place, over what they held before.
+
+        Raises ValueError for a write that a rule does not take, AuthorError for what else a
+        reducer raises, and when it does not return in time.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostedAgent:
     """An agent version that this process can run.
@@ -339,6 +363,10 @@ class HostedAgent:
     """The runs of the versions that it replaces go on as new runs of this one."""
     publishes: str | None = None
     """The topic to which its answers are published."""
+    fields: Mapping[str, StateField] = field(default_factory=no_entries)
+    """The fields of state that it declares, by name."""
+    merger: FieldMerger | None = None
+    """Set when some of them have reducers."""
 
 
 class AgentCatalog(Protocol):

@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import JsonValue
 
 from perdure.engine.draft import Draft
+from perdure.engine.fields import draft_tool_writes
 from perdure.engine.ports import ProducedArtifact, ToolOutcome
 from perdure.engine.snapshot import PENDING_EVENT_NAME, OpenCall
 from perdure.engine.values import short
@@ -45,6 +46,9 @@ def add_result(draft: Draft, call: OpenCall, outcome: ToolOutcome, *, by: Result
     result = outcome.result
     count = executions.count
     running = executions.running
+    if outcome.writes:
+        outcome = _with_writes(draft, call, outcome)
+        result = outcome.result
     if draft.view.snapshot.cancel_epoch == 0:  # after a cancel nothing new is made (R-9.2)
         for artifact in outcome.artifacts:
             add_artifact(
@@ -87,6 +91,19 @@ def add_result(draft: Draft, call: OpenCall, outcome: ToolOutcome, *, by: Result
             result_seq=seq,
         )
     )
+
+
+def _with_writes(draft: Draft, call: OpenCall, outcome: ToolOutcome) -> ToolOutcome:
+    """Draft what a call that worked wrote to the state; what does not fit makes its result invalid."""
+    worked = outcome.result.status in {ToolCallStatus.SUCCEEDED, ToolCallStatus.PARTIAL}
+    if not worked or draft.view.snapshot.cancel_epoch > 0:
+        return outcome
+    problem = draft_tool_writes(draft, call.tool_call_id, outcome.writes)
+    if problem is None:
+        return outcome
+    refused = runtime_result(ToolCallStatus.FAILED, FailureCode.TOOL_RESULT_INVALID, problem)
+    ref = outcome.result.external_ref
+    return ToolOutcome(result=refused.result.model_copy(update={"external_ref": ref}))
 
 
 def did_not_happen(result: ToolResult) -> bool:

@@ -11,6 +11,7 @@ from perdure.protocol.events import (
     PlanItem,
 )
 from perdure.protocol.failures import Failure, FailureCode
+from perdure.protocol.fields import Slot
 from perdure.protocol.plain import no_entries
 from perdure.protocol.states import (
     CancelAction,
@@ -151,7 +152,13 @@ class RunSnapshot:
     detached_children: int = 0
     """How many detached children the run has started; those of an origin do not count."""
     writes: dict[str, JsonValue] = field(default_factory=no_entries)
-    """Writes of declared state fields, by position; `fields.held` says what they come to."""
+    """Writes of declared state fields, by place; `fields.values_after` says what they come to."""
+    fields_read: dict[Slot, JsonValue] = field(default_factory=no_entries)
+    """What the run sees of fields that outlive it, as their `perdure.field_read` says it."""
+    knows_settled: bool = False
+    """It was recorded which of the shared writes their own run has kept."""
+    settled: frozenset[str] = frozenset()
+    """Places of shared writes that the run of theirs has kept: this one does not keep them."""
     participants: dict[str, str] = field(default_factory=no_entries)
     """The thread of each participant, by name."""
     agent: tuple[str, str] | None = None

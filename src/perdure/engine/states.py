@@ -9,7 +9,7 @@ from pydantic_core import to_jsonable_python
 from perdure.engine.core import Core
 from perdure.engine.load import load_past
 from perdure.engine.snapshot import RunSnapshot
-from perdure.protocol.fields import held
+from perdure.protocol.fields import held, read_values
 from perdure.protocol.runs import RunRow
 
 
@@ -22,7 +22,7 @@ async def state_at(core: Core, row: RunRow, seq: int) -> dict[str, JsonValue]:
         "code": snapshot.code,
         "step_index": snapshot.step_index,
         "agent_state": snapshot.agent_state,
-        "fields": held(snapshot.writes),
+        "fields": held(snapshot.writes, read_values(snapshot.fields_read)),
         "plan": list(snapshot.plan),
         "turns": [asdict(turn) for turn in view.turns],
         "open_calls": _open_calls(snapshot),

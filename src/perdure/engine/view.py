@@ -239,6 +239,8 @@ class RunView:
             agent_id=self.agent_id,
             handoff=self.handoff,
             participants=snapshot.participants,
+            fields_read=snapshot.fields_read,
+            writes=snapshot.writes,
         )
 
     def executions_of(self, tool_call_id: str) -> Executions:

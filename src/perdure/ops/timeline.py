@@ -10,7 +10,12 @@ from perdure.engine.snapshot import APPROVAL_EVENT_NAME, PENDING_EVENT_NAME, STA
 from perdure.protocol.breakpoints import BREAKPOINTS_EVENT_NAME
 from perdure.protocol.codec import canonical
 from perdure.protocol.event_views import EventView
-from perdure.protocol.fields import FIELD_EVENT_NAME
+from perdure.protocol.fields import (
+    FIELD_EVENT_NAME,
+    KEPT_EVENT_NAME,
+    READ_EVENT_NAME,
+    SETTLED_EVENT_NAME,
+)
 from perdure.protocol.topics import PUBLISHED_EVENT_NAME
 
 TEXT_CHARACTERS_MAX = 200
@@ -208,12 +213,21 @@ def _pending(value: dict[str, JsonValue]) -> str:
     return f"the result of {_text(value, 'tool_call_id')} comes by callback{ref}"
 
 
+def _of_field(value: dict[str, JsonValue]) -> str:
+    held = value_text(value.get("value")) if "value" in value else "nothing"
+    version = _text(value, "version")
+    return f"the {_text(value, 'scope')}'s {_text(value, 'field')}, version {version}: {held}"
+
+
 _CUSTOM_WRITERS: dict[str, Callable[[dict[str, JsonValue]], str]] = {
     APPROVAL_EVENT_NAME: _approval,
     BREAKPOINTS_EVENT_NAME: lambda _: "breakpoints set",
     FIELD_EVENT_NAME: lambda value: (
         f"writes {_text(value, 'field')} ({_text(value, 'rule')}): {value_text(value.get('value'))}"
     ),
+    KEPT_EVENT_NAME: lambda value: f"leaves {_of_field(value)}",
+    READ_EVENT_NAME: lambda value: f"finds {_of_field(value)}",
+    SETTLED_EVENT_NAME: lambda _: "",
     NOW: lambda value: f"takes the time {value_text(value.get('value'))}",
     PATCHED: lambda value: f"has the change {value_text(value.get('value'))}",
     PENDING_EVENT_NAME: _pending,

@@ -90,7 +90,18 @@ class Publish(Model):
     position: Position | None = None
 
 
-Record = Note | Product | Revision | Publish
+class WriteField(Model):
+    """A write to a declared field of the agent's state, by the field's rule (R-1.5).
+
+    Beside a `Finish` that does not stand yet it is left out: the planner decides again.
+    """
+
+    field: str = Field(max_length=100)
+    value: JsonValue = None
+    position: None = None
+
+
+Record = Note | Product | Revision | Publish | WriteField
 """What a decision puts on record beside what it asks for."""
 
 

@@ -30,6 +30,9 @@ KEPT_EVENT_NAME = "perdure.field_kept"
 SETTLED_EVENT_NAME = "perdure.fields_settled"
 """Name of the custom event that says of a shared history whose writes its own run has kept."""
 
+FIELD_EVENTS = frozenset({FIELD_EVENT_NAME, READ_EVENT_NAME, SETTLED_EVENT_NAME})
+"""Events of which the state of a run is made."""
+
 FIELDS_MAX = 50
 """How many fields an agent declares, and so how much a run reads and keeps at once."""
 
@@ -243,6 +246,15 @@ def values_after(
         reducer = reducers.get(str(write.get("reducer")))
         values[slot] = merged(rule, old, write.get("value"), reducer)
     return values
+
+
+def read_values(read: Mapping[Slot, JsonValue]) -> dict[Slot, JsonValue]:
+    """Return what a run saw of fields that outlive it, of those that held anything."""
+    return {
+        slot: told["value"]
+        for slot, told in read.items()
+        if isinstance(told, dict) and "value" in told
+    }
 
 
 def held(

@@ -8,7 +8,7 @@ from typing import Generic, Literal, TypeVar
 
 from pydantic import JsonValue
 
-from perdure.protocol.base import Stored, Time
+from perdure.protocol.base import Stored, StoredValue, Time
 from perdure.protocol.event_views import EventView
 from perdure.protocol.failures import Failure
 from perdure.protocol.records import BaseKind
@@ -394,3 +394,23 @@ class SubscriptionView(Stored):
     terms: SubscriptionTerms
     created_by: str
     created_at: Time
+
+
+class StateFieldView(Stored):
+    """What a declared field of scope thread or agent holds, and the event of the run that left it.
+
+    `version` counts the runs that have left something there. An `empty` field was written, and then
+    taken back when the thread adopted a branch: the next run finds nothing there.
+    """
+
+    name: str
+    tenant_id: str
+    scope: Literal["thread", "agent"]
+    scope_id: str
+    rule: str
+    version: int
+    empty: bool
+    value: StoredValue
+    run_id: str
+    seq: int
+    updated_at: Time

@@ -14,16 +14,18 @@ from typing import Literal, Protocol
 
 from pydantic import JsonValue
 
-from perdure.engine.ports import ProducedArtifact, ToolInvocation
+from perdure.engine.ports import FieldWrite, ProducedArtifact, ToolInvocation
+from perdure.protocol.codec import clean, encode
 from perdure.protocol.errors import Invalid
 from perdure.protocol.failures import FailureCode
 from perdure.protocol.plain import no_entries, value
 from perdure.protocol.runs import Caller, RunContext
 from perdure.protocol.states import ArtifactStatus, ToolCallStatus
 from perdure.protocol.tools import CALLBACK_S_MAX, ToolSpec
-from perdure.protocol.values import BLOB_BYTES_MAX, NAME_CHARACTERS_MAX
+from perdure.protocol.values import BLOB_BYTES_MAX, INLINE_BYTES_MAX, NAME_CHARACTERS_MAX
 
 ARTIFACTS_MAX = 50
+WRITES_MAX = 50
 EXTERNAL_REF_CHARACTERS_MAX = 1000
 
 Isolation = Literal["thread", "process"]
@@ -156,6 +158,7 @@ class ToolContext:
         "_external_ref",
         "_lock",
         "_stop",
+        "_writes",
         "caller",
         "effect_key",
         "execution",
@@ -177,6 +180,7 @@ class ToolContext:
         self.caller: Caller = invocation.caller
         self._lock = threading.Lock()
         self._artifacts: list[ProducedArtifact] = []
+        self._writes: list[FieldWrite] = []
         self._external_ref: str | None = None
         self._stop = False
         self._closed = False
@@ -219,6 +223,22 @@ class ToolContext:
                 raise Invalid(f"a call makes at most {ARTIFACTS_MAX} artifacts")
             self._artifacts.append(made)
 
+    def write(self, field: str, value: object) -> None:
+        """Write a field of the state that the agent declares, by its rule, with the call's result.
+
+        Nothing is written when the call fails or answers by callback. A field that is not declared,
+        or a value that does not fit, makes the result invalid. Raises Invalid for a value larger
+        than an inline one (8 KiB), and for more than 50 writes.
+        """
+        written = FieldWrite(field=field, value=clean(value))
+        if len(encode(written.value)) > INLINE_BYTES_MAX:
+            raise Invalid(f"a value of a field has at most {INLINE_BYTES_MAX} bytes")
+        with self._lock:
+            self._check_open()
+            if len(self._writes) >= WRITES_MAX:
+                raise Invalid(f"a call makes at most {WRITES_MAX} writes")
+            self._writes.append(written)
+
     def external_ref(self, text: str) -> None:
         """Note the id that the outside world gave the effect; kept even when the tool fails."""
         _bounded_ref(text)
@@ -231,11 +251,13 @@ class ToolContext:
         """Return the external reference noted so far."""
         return self._external_ref
 
-    def close(self) -> tuple[str | None, tuple[ProducedArtifact, ...]]:
-        """End the execution; return its reference and artifacts. Called by the runner."""
+    def close(
+        self,
+    ) -> tuple[str | None, tuple[ProducedArtifact, ...], tuple[FieldWrite, ...]]:
+        """End the execution; return its reference, artifacts and writes. Called by the runner."""
         with self._lock:
             self._closed = True
-            return self._external_ref, tuple(self._artifacts)
+            return self._external_ref, tuple(self._artifacts), tuple(self._writes)
 
     def _check_open(self) -> None:
         if self._closed:

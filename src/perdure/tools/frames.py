@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from pydantic import JsonValue
 
-from perdure.engine.ports import ProducedArtifact, ToolInvocation, ToolOutcome
-from perdure.protocol.base import Stored
+from perdure.engine.ports import FieldWrite, ProducedArtifact, ToolInvocation, ToolOutcome
+from perdure.protocol.base import Stored, StoredValue
 from perdure.protocol.codec import clean, encode
 from perdure.protocol.runs import Caller, RunContext
 from perdure.protocol.states import ArtifactStatus
@@ -63,6 +63,11 @@ class _ArtifactFrame(Stored):
     data: str
 
 
+class _WriteFrame(Stored):
+    field: str
+    value: StoredValue = None
+
+
 class AnswerFrame(Stored):
     """What a worker process says. A lookup that cannot say ends without a result."""
 
@@ -70,6 +75,7 @@ class AnswerFrame(Stored):
     reason: str = ""
     result: ToolResult | None = None
     artifacts: tuple[_ArtifactFrame, ...] = ()
+    writes: tuple[_WriteFrame, ...] = ()
 
     def outcome(self) -> ToolOutcome | None:
         """Return the outcome that the frame carries."""
@@ -84,7 +90,8 @@ class AnswerFrame(Stored):
             )
             for artifact in self.artifacts
         )
-        return ToolOutcome(result=self.result, artifacts=artifacts)
+        writes = tuple(FieldWrite(field=one.field, value=one.value) for one in self.writes)
+        return ToolOutcome(result=self.result, artifacts=artifacts, writes=writes)
 
 
 def ended_frame(outcome: ToolOutcome | None) -> AnswerFrame:
@@ -100,7 +107,8 @@ def ended_frame(outcome: ToolOutcome | None) -> AnswerFrame:
         )
         for artifact in outcome.artifacts
     )
-    return AnswerFrame(kind="ended", result=outcome.result, artifacts=artifacts)
+    writes = tuple(_WriteFrame(field=one.field, value=one.value) for one in outcome.writes)
+    return AnswerFrame(kind="ended", result=outcome.result, artifacts=artifacts, writes=writes)
 
 
 def call_frame(

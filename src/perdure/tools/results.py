@@ -6,7 +6,7 @@ one takes time. Nothing here raises.
 
 import asyncio
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, cast
 
 from pydantic import JsonValue
@@ -68,7 +68,7 @@ def conclude(value: object, spec: ToolSpec, context: ToolContext, checks: Checks
     outcome = _with_context(result, context)
     if not artifacts:
         return outcome
-    return ToolOutcome(result=outcome.result, artifacts=artifacts + outcome.artifacts)
+    return replace(outcome, artifacts=artifacts + outcome.artifacts)
 
 
 def conclude_error(
@@ -213,10 +213,10 @@ def _unusable(error: BaseException | None) -> str:
 
 
 def _with_context(result: ToolResult, context: ToolContext) -> ToolOutcome:
-    ref, artifacts = context.close()
+    ref, artifacts, writes = context.close()
     if ref is not None and result.external_ref is None:
         result = result.model_copy(update={"external_ref": _text(ref)})
-    return ToolOutcome(result=result, artifacts=artifacts)
+    return ToolOutcome(result=result, artifacts=artifacts, writes=writes)
 
 
 def _invalid(problem: str, *, external_ref: str | None = None) -> ToolResult:

@@ -11,7 +11,7 @@ from perdure.agents.code.errors import (
     ToolFailed,
 )
 from perdure.protocol.events import PlanItem
-from perdure.protocol.fields import StateField
+from perdure.protocol.fields import Reducer, StateField
 
 __all__ = [
     "AgentFailed",
@@ -20,6 +20,7 @@ __all__ = [
     "InterruptExpired",
     "ModelAnswer",
     "PlanItem",
+    "Reducer",
     "StateConflict",
     "StateField",
     "StepFailed",

@@ -18,11 +18,10 @@ from perdure.engine.ports import (
     SessionSurroundings,
     ToolGrant,
 )
-from perdure.engine.schema import check_schema
 from perdure.protocol.agents import Skill
 from perdure.protocol.decisions import Decision
 from perdure.protocol.errors import Invalid
-from perdure.protocol.fields import StateField, named
+from perdure.protocol.fields import StateField
 from perdure.protocol.policies import RetryPolicy
 from perdure.protocol.states import SideEffect
 from perdure.protocol.tools import ToolSpec
@@ -72,7 +71,7 @@ def agent(
             model_retry=retry,
             timeout_s=timeout_s,
             grace_s=grace_s,
-            fields=_fields(agent_id, state),
+            fields={one.name: one for one in state},
         )
         return loop_agent(
             agent_id,
@@ -93,19 +92,10 @@ def agent(
             continues=continues,
             publishes=publishes,
             deny_tells_planner=True,
+            state=state,
         )
 
     return made
-
-
-def _fields(agent_id: str, fields: Sequence[StateField]) -> Mapping[str, StateField]:
-    for one in fields:
-        if one.json_schema is not None:
-            check_schema(one.json_schema, field="state")
-    try:
-        return named(fields)
-    except ValueError as error:
-        raise Invalid(f"agent {agent_id!r}: {error}", field="state") from None
 
 
 class CodePlanner:

@@ -54,12 +54,17 @@ from perdure.protocol.decisions import (
 from perdure.protocol.events import PlanItem
 from perdure.protocol.fields import (
     FIELD_EVENT_NAME,
+    LOOP_MARK,
     StateField,
     conflict,
     empty,
-    held,
     is_before,
     merged,
+    read_values,
+    reducers_of,
+    slot_of,
+    values_after,
+    write_of,
 )
 from perdure.protocol.messages import Message
 from perdure.protocol.policies import Budget, RetryPolicy, Timeouts
@@ -101,7 +106,12 @@ class Context:
     ) -> None:
         self._live = live
         self._fields = fields
-        self._writes: dict[str, JsonValue] = {}
+        self._writes: dict[str, JsonValue] = {
+            place: write for place, write in seen.writes.items() if place.startswith(LOOP_MARK)
+        }
+        self._read = read_values(seen.fields_read)
+        self._agent_id = seen.agent_id
+        self._reducers = reducers_of(fields.values())
         self.facts: RunFacts = seen.facts
         self.messages: tuple[Message, ...] = tuple(seen.messages)
 
@@ -149,6 +159,7 @@ class Context:
             wish = wish.model_copy(update={"position": position})
             recorded = await self._live.wait(branch, position, kind, name, wish, step)
         entry = recorded.entry
+        self._writes |= entry.writes
         if entry.outcome == ToolCallStatus.SUCCEEDED:
             return whole(recorded)
         failed = ToolFailed if step is None else StepFailed
@@ -351,14 +362,14 @@ class Context:
         if declared is None:
             raise ValueError(f"the state has no field {name!r}")
         cleaned = _inline(clean(value))
-        after = merged(declared.rule, self.read(name), cleaned)
+        after = merged(declared.rule, self.read(name), cleaned, declared.reducer)
         if declared.json_schema is not None:
             problem = problem_with_value(declared.json_schema, after)
             if problem is not None:
                 raise ValueError(f"the field {name} does not fit at {problem}")
         live = self._live
         position = live.branch().take()
-        told: dict[str, JsonValue] = {"field": name, "rule": declared.rule, "value": cleaned}
+        told = write_of(declared, self._agent_id, cleaned)
         self._writes[position] = told
         if live.known(position, "value", FIELD_EVENT_NAME, digest(told)) is None:
             live.record(Note(position=position, name=FIELD_EVENT_NAME, value=told))
@@ -379,10 +390,14 @@ class Context:
             raise ValueError(f"the state has no field {name!r}")
         branch = self._live.branch()
         here = at(branch.path, branch.count)
+        slot = declared.slot(self._agent_id)
         seen = {
-            position: write for position, write in self._writes.items() if is_before(position, here)
+            place: write
+            for place, write in self._writes.items()
+            if is_before(place, here) and slot_of(cast("dict[str, JsonValue]", write)) == slot
         }
-        return copied(held(seen).get(name, empty(declared.rule)))
+        values = values_after(seen, self._reducers, self._read)
+        return copied(values.get(slot, empty(declared.rule)))
 
     def publish(self, topic: str, value: object = None) -> None:
         """Publish to a topic of the root's thread, once, with the next decision.

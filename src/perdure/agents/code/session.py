@@ -226,6 +226,7 @@ class CodeSession:
                 finish=entry.finish,
                 calls=entry.calls,
                 run_id=entry.run_id,
+                writes=entry.writes,
             ),
             value=value,
         )

@@ -12,6 +12,7 @@ from perdure.bindings.native import (
     interrupts,
     repairs,
     runs,
+    state_fields,
     thread_branches,
     threads,
     topics,
@@ -31,5 +32,6 @@ def routers() -> Sequence[APIRouter]:
         topics,
         artifacts,
         agents,
+        state_fields,
     )  # routes are tried in order
     return [module.router for module in modules]

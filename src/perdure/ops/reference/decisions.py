@@ -23,6 +23,7 @@ from perdure.protocol.decisions import (
     Spawn,
     ToolRequest,
     UpdatePlan,
+    WriteField,
 )
 from perdure.protocol.events import PlanItem
 
@@ -77,7 +78,14 @@ _KINDS = (
     ),
 )
 
-_PARTS: tuple[type[BaseModel], ...] = (ToolRequest, ChildRequest, ModelUse, PlanItem, Publish)
+_PARTS: tuple[type[BaseModel], ...] = (
+    ToolRequest,
+    ChildRequest,
+    ModelUse,
+    PlanItem,
+    Publish,
+    WriteField,
+)
 
 _CODE_ONLY = frozenset({"position", "calls:ModelUse", "session"})
 """What only code agents, or the runtime's own planners, set; `name:Model` for one model's field."""
@@ -98,6 +106,7 @@ _NOTES: dict[str, str] = {
     "duration": "how long",
     "duration_ms": "how long the request took",
     "expires_in": "how long the question stands; for ever if not given",
+    "field": "which of the fields that the agent declares",
     "finish": "why the model stopped",
     "input": "the child's input",
     "key": "the planner's own name for it, unique in the step",
@@ -114,7 +123,7 @@ _NOTES: dict[str, str] = {
     "plan": "the whole plan as it is now",
     "problem": "set when the model's arguments were not JSON; `args` hold the text",
     "reason": "why, for people and for the next agent",
-    "records": "what to publish to topics: a list of `Publish`",
+    "records": "what to publish to topics, and what to write to declared fields of the state",
     "request_digest": "SHA-256 of the request",
     "state": "the agent's own new state; None keeps the old one",
     "status": "how far it is",
@@ -125,7 +134,7 @@ _NOTES: dict[str, str] = {
     "tool": "the tool's name",
     "topic": "where to publish",
     "usage": "the tokens and the cost",
-    "value": "what to publish",
+    "value": "what to publish, or to write by the field's rule",
     "version": "which version; the newest that is allowed if not given",
     "view": "what the next agent sees of the steps before",
     "wait": "wait for the children; else the planner goes on at once",
@@ -188,7 +197,7 @@ def _fields(model: type[BaseModel], but: dict[str, FieldInfo] | None = None) -> 
 def _type(field: FieldInfo, schema: dict[str, object]) -> str:
     text = type_text(schema)
     if "Publish" in text:
-        return "list of Publish"
+        return "list of Publish or WriteField"
     return text.replace("duration", "`timedelta`")
 
 

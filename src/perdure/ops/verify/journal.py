@@ -2,8 +2,6 @@
 
 from collections.abc import Iterator
 
-from pydantic import JsonValue
-
 from perdure.ops.verify.checks import Found, rule
 from perdure.ops.verify.record import LogLine, RunRecord
 from perdure.protocol.events import (
@@ -16,7 +14,6 @@ from perdure.protocol.events import (
     ResultEvent,
     ResumeEvent,
 )
-from perdure.protocol.fields import FIELD_EVENT_NAME, held
 
 _MARK = "~"
 
@@ -122,31 +119,4 @@ def _levels(position: str) -> Iterator[tuple[str, int]]:
             yield ".".join(parts[:end]), int(parts[end])
 
 
-@rule(
-    "I65",
-    "Each write of a declared state field names the field and its rule, the same for all writes of "
-    "the field, and a value that the rule takes.",
-)
-def writes_merge(record: RunRecord) -> Found:
-    rules: dict[str, JsonValue] = {}
-    writes: dict[str, JsonValue] = {}
-    for line, data in record.of(CustomEvent):
-        if data.name != FIELD_EVENT_NAME or data.position is None:
-            continue
-        write = data.value
-        if not isinstance(write, dict):
-            yield line.name, "it is no write"
-            continue
-        field, rule_now = str(write.get("field")), write.get("rule")
-        if rules.setdefault(field, rule_now) != rule_now:
-            yield line.name, f"{field} is written by {rule_now}, before by {rules[field]}"
-            continue
-        try:
-            held({**writes, data.position: write})
-        except ValueError as error:
-            yield line.name, str(error)
-            continue
-        writes[data.position] = write
-
-
-RULES = (one_operation_at_a_time, writes_merge)
+RULES = (one_operation_at_a_time,)

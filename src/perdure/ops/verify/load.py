@@ -6,7 +6,7 @@ is read again, and given up for this time when it never stands still.
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from pydantic import JsonValue
 
@@ -20,17 +20,20 @@ from perdure.protocol.events import (
     ApprovalRequestEvent,
     ArtifactEvent,
     CompensationEvent,
+    CustomEvent,
     InterruptEvent,
     LateEvent,
     ResultEvent,
     ResumeEvent,
     StateEvent,
 )
+from perdure.protocol.fields import KEPT_EVENT_NAME, Slot
 from perdure.protocol.log import ref_of
 from perdure.protocol.records import (
     ArtifactRow,
     CheckpointRow,
     InterruptRow,
+    StateValueRow,
     StepRow,
     ThreadBase,
     ToolCallRow,
@@ -119,6 +122,7 @@ async def gather(reader: Reader, row: RunRow, *, sweeping: bool = False) -> RunR
         foreign=foreign,
         parent=await reader.find_run(None, parent_id) if parent_id is not None else None,
         children=await _children(reader, run_id),
+        state_values=await _state_values(reader, row, log),
     )
 
 
@@ -271,6 +275,31 @@ async def _artifacts(reader: Reader, tenant: str, run_id: str) -> list[ArtifactR
         )
 
     return [row async for row in pages(read, None, lambda row: str(row.artifact_id))]
+
+
+async def _state_values(
+    reader: Reader, row: RunRow, log: list[LogLine]
+) -> dict[Slot, StateValueRow]:
+    """Return the rows of the fields of which the log says that the run has left a value there."""
+    kept = [
+        line.data.value
+        for line in log
+        if isinstance(line.data, CustomEvent) and line.data.name == KEPT_EVENT_NAME
+    ]
+    agents = {str(told.get("agent") or "") for told in kept if isinstance(told, dict)}
+    found: dict[Slot, StateValueRow] = {}
+    for agent in sorted(agents):
+        scope: Literal["thread", "agent"] = "agent" if agent else "thread"
+        where = row.facts.tenant_id, scope, agent or row.facts.thread_id
+
+        async def read(
+            after: str | None, where: tuple[str, Literal["thread", "agent"], str] = where
+        ) -> list[StateValueRow]:
+            return await reader.list_state_values(*where, after=after, limit=PAGE)
+
+        async for value in pages(read, None, lambda one: str(one.name)):
+            found[Slot(scope, agent, value.name)] = value
+    return found
 
 
 # ---------------------------------------------------------------- what events refer to

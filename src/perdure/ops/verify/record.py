@@ -28,6 +28,7 @@ from perdure.protocol.events import (
     ResumeEvent,
     StateEvent,
 )
+from perdure.protocol.fields import FIELD_EVENTS, KEPT_EVENT_NAME, Slot
 from perdure.protocol.log import EventData, RecordedEvent, Unknown
 from perdure.protocol.records import (
     ArtifactRow,
@@ -36,6 +37,7 @@ from perdure.protocol.records import (
     ExecutionRow,
     InterruptRow,
     LateRow,
+    StateValueRow,
     StepRow,
     ThreadBase,
     ThreadRow,
@@ -65,6 +67,10 @@ _PAYLOADS: dict[type, dict[str, Any]] = {
 Data = TypeVar("Data")
 
 
+_JUDGED = FIELD_EVENTS | {KEPT_EVENT_NAME}
+"""Names of custom events of whose values the checks judge; these are small (8 KiB)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogLine:
     """One event without its large payloads. `data` is None when it does not fit its type."""
@@ -90,6 +96,8 @@ def line_of(event: RecordedEvent, data: EventData | Unknown | None) -> LogLine:
     """Return what the checks keep of an event."""
     args_digest = data.args_digest if isinstance(data, ActionEvent) else None
     payloads = _PAYLOADS.get(type(data))
+    if isinstance(data, CustomEvent) and data.name in _JUDGED:
+        payloads = None
     if data is not None and payloads is not None and len(event.raw) > SMALL_EVENT_BYTES:
         data = data.model_copy(update=payloads)
     return LogLine(
@@ -183,6 +191,8 @@ class RunRecord:
     foreign: list[Foreign] = field(default_factory=list[Foreign])
     parent: RunRow | None = None
     children: list[RunRow] = field(default_factory=list[RunRow])
+    state_values: dict[Slot, StateValueRow] = field(default_factory=dict[Slot, StateValueRow])
+    """The rows of fields that the run has left a value in."""
 
     @property
     def facts(self) -> RunFacts:

@@ -8,6 +8,7 @@ from perdure.ops.verify import (
     cancel,
     compensation,
     deltas,
+    fields,
     hot,
     humans,
     journal,
@@ -47,6 +48,7 @@ RUN_RULES: tuple[Rule[RunRecord], ...] = (
     *hot.RULES,
     *deltas.RULES,
     *journal.RULES,
+    *fields.RULES,
     *replay.RULES,
     *origins.RULES,
 )
