@@ -198,7 +198,7 @@ class Draft:
         self.parked_on = parked_on
 
     def build(self) -> Commit:
-        """Return the commit."""
+        """Return the commit. It shares the lists of the draft, which is used no further."""
         snapshot = self.view.snapshot
         checkpoint = self._checkpoint() if self.with_checkpoint and self.events else None
         if checkpoint is not None:
@@ -226,29 +226,29 @@ class Draft:
                 counters=self.view.counters(),
                 checkpoint_seq=self.view.checkpoint_seq,
             ),
-            events=tuple(self.events),
-            steps=tuple(self.steps),
-            new_calls=tuple(self.new_calls),
-            call_updates=tuple(self.call_updates),
-            new_executions=tuple(self.new_executions),
-            execution_ends=tuple(self.execution_ends),
+            events=self.events,
+            steps=self.steps,
+            new_calls=self.new_calls,
+            call_updates=self.call_updates,
+            new_executions=self.new_executions,
+            execution_ends=self.execution_ends,
             checkpoint=checkpoint,
-            new_interrupts=tuple(self.new_interrupts),
-            interrupt_closes=tuple(self.interrupt_closes),
-            messages=tuple(self.messages),
-            artifacts=tuple(self.artifacts),
-            blobs=tuple(self.blobs),
+            new_interrupts=self.new_interrupts,
+            interrupt_closes=self.interrupt_closes,
+            messages=self.messages,
+            artifacts=self.artifacts,
+            blobs=self.blobs,
             attempt_end=self.attempt_end,
             ready_in_s=self.ready_in_s,
             close_in_s=self.close_in_s,
-            new_children=tuple(self.new_children),
+            new_children=self.new_children,
             reports_to=self.reports_to,
-            reported=tuple(self.reported),
+            reported=self.reported,
             handed_to=self.handed_to,
-            new_callbacks=tuple(self.new_callbacks),
-            callbacks_over=tuple(self.callbacks_over),
+            new_callbacks=self.new_callbacks,
+            callbacks_over=self.callbacks_over,
             unmoved_since=self.unmoved_since,
-            notices=tuple(self.notices),
+            notices=self.notices,
             discards=self.discards,
             state_values=self.state_values,
         )

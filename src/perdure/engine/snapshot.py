@@ -195,25 +195,23 @@ class RunSnapshot:
 
 def snapshot_digest(snapshot: RunSnapshot) -> str:
     """Return the SHA-256 that a checkpoint at this place of the log carries."""
-    parts: list[object] = [
-        snapshot.last_seq,
-        snapshot.state,
-        snapshot.code,
-        snapshot.step_index,
-        snapshot.step_open,
-        snapshot.attempt,
-        snapshot.cancel_epoch,
-        snapshot.finished_calls,
-        snapshot.history,
-        snapshot.plan_revision,
-        snapshot.model_calls,
-        snapshot.tool_calls,
-        snapshot.input_tokens,
-        snapshot.output_tokens,
-        repr(snapshot.cost),
-        snapshot.retries,
-        snapshot.agent_state_digest,
-    ]
+    head = (
+        f"{snapshot.last_seq}\x1f{snapshot.state}\x1f{snapshot.code}\x1f{snapshot.step_index}"
+        f"\x1f{snapshot.step_open}\x1f{snapshot.attempt}\x1f{snapshot.cancel_epoch}"
+        f"\x1f{snapshot.finished_calls}\x1f{snapshot.history}\x1f{snapshot.plan_revision}"
+        f"\x1f{snapshot.model_calls}\x1f{snapshot.tool_calls}\x1f{snapshot.input_tokens}"
+        f"\x1f{snapshot.output_tokens}\x1f{snapshot.cost!r}\x1f{snapshot.retries}"
+        f"\x1f{snapshot.agent_state_digest}"
+    )
+    parts = _open_parts(snapshot)
+    if parts:
+        head = "\x1f".join((head, *map(str, parts)))
+    return hashlib.sha256(head.encode()).hexdigest()
+
+
+def _open_parts(snapshot: RunSnapshot) -> list[object]:
+    """Return what a digest says of the plan, of what is open, and of the agent and end of a run."""
+    parts: list[object] = []
     for item in snapshot.plan:
         parts += ("plan", item.status, item.text)
     for call in snapshot.open_calls.values():
@@ -232,7 +230,7 @@ def snapshot_digest(snapshot: RunSnapshot) -> str:
         parts += ("agent", *snapshot.agent)
     if snapshot.ending is not None:
         parts += ("ending", snapshot.ending.code)
-    return hashlib.sha256("\x1f".join(map(str, parts)).encode()).hexdigest()
+    return parts
 
 
 def is_side_effect(effect: SideEffect | None) -> bool:

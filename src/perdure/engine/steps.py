@@ -34,7 +34,8 @@ def settle(draft: Draft, *, retry_in_s: float | None) -> None:
         draft.ready_in_s = retry_in_s
         return
     open_due(draft)
-    if any(question.position is None for question in snapshot.open_interrupts.values()):
+    questions = snapshot.open_interrupts.values()
+    if questions and any(question.position is None for question in questions):
         wait_for_person(draft)
     elif waits_for_children(snapshot):
         draft.note_step(StepStatus.WAITING)
@@ -58,9 +59,9 @@ def wait_for_person(draft: Draft) -> None:
 
 def waits_for_children(snapshot: RunSnapshot) -> bool:
     """Tell whether nothing but children keeps the step open."""
-    if any(call.status is not ToolCallStatus.PENDING for call in snapshot.open_calls.values()):
+    if not any(child.awaited for child in snapshot.open_children.values()):
         return False
-    return any(child.awaited for child in snapshot.open_children.values())
+    return all(call.status is ToolCallStatus.PENDING for call in snapshot.open_calls.values())
 
 
 def waits_for_callbacks(snapshot: RunSnapshot) -> bool:

@@ -45,7 +45,8 @@ def publishes(decision: DecisionBase, agent: HostedAgent) -> bool:
     """Tell whether a decision has something to publish."""
     if agent.publishes is not None and isinstance(decision, Finish):
         return True
-    return any(isinstance(record, Publish) for record in decision.records)
+    records = decision.records
+    return bool(records) and any(isinstance(record, Publish) for record in records)
 
 
 def published(topic: str, kept: Kept) -> dict[str, JsonValue]:

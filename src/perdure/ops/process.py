@@ -8,7 +8,7 @@ import anyio.abc
 
 YOUNG_OBJECTS_MAX = 20_000
 COLLECTIONS_PER_GENERATION = 25
-SWITCH_S = 0.0005
+SWITCH_S = 0.0002
 
 
 def tune_interpreter() -> None:

@@ -12,7 +12,7 @@ What a step makes twice is not `frozen`, though nobody changes it: a frozen data
 field through `object.__setattr__`, which made building a commit four times as slow.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
@@ -219,45 +219,45 @@ class NewStateValue:
 
 @dataclass(slots=True, kw_only=True)
 class Commit:
-    """One atomic advance of a run."""
+    """One atomic advance of a run. Nobody changes it, or a list in it, once it is built."""
 
     run_id: str
     commit_id: str
     guard: Guard
     hot: HotUpdate
-    events: tuple[NewEvent, ...] = ()
-    steps: tuple[StepChange, ...] = ()
-    new_calls: tuple[ToolCallRow, ...] = ()
-    call_updates: tuple[CallUpdate, ...] = ()
-    new_executions: tuple[NewExecution, ...] = ()
-    execution_ends: tuple[ExecutionEnd, ...] = ()
+    events: Sequence[NewEvent] = ()
+    steps: Sequence[StepChange] = ()
+    new_calls: Sequence[ToolCallRow] = ()
+    call_updates: Sequence[CallUpdate] = ()
+    new_executions: Sequence[NewExecution] = ()
+    execution_ends: Sequence[ExecutionEnd] = ()
     checkpoint: NewCheckpoint | None = None
-    new_interrupts: tuple[NewInterrupt, ...] = ()
-    interrupt_closes: tuple[InterruptClose, ...] = ()
-    messages: tuple[NewMessage, ...] = ()
-    artifacts: tuple[NewArtifact, ...] = ()
-    blobs: tuple[NewBlob, ...] = ()
+    new_interrupts: Sequence[NewInterrupt] = ()
+    interrupt_closes: Sequence[InterruptClose] = ()
+    messages: Sequence[NewMessage] = ()
+    artifacts: Sequence[NewArtifact] = ()
+    blobs: Sequence[NewBlob] = ()
     attempt_end: AttemptEnd | None = field(default=None)
     """Set: the lease is given up in this commit and the attempt ends so (holders only)."""
     ready_in_s: float | None = None
     """Set: the run may be claimed after this many seconds. None: no entry in `ready`."""
     close_in_s: float | None = None
     """Set: a closing timer is left, for a closing that another commit is to finish."""
-    new_children: tuple["NewRun", ...] = ()
+    new_children: Sequence["NewRun"] = ()
     """Child runs, created with this commit or not at all."""
     reports_to: str | None = None
     """Set with a terminal state: this parent is to be told; a child's report is left for it."""
-    reported: tuple[str, ...] = ()
+    reported: Sequence[str] = ()
     """Children whose reports this commit writes into the run's log; these reports go."""
     handed_to: tuple[str, str] | None = None
     """Set: from now on this agent and version carry the run out."""
-    new_callbacks: tuple[NewCallback, ...] = ()
+    new_callbacks: Sequence[NewCallback] = ()
     """Calls that wait for their callback from here on; a timer is set for each, or moved."""
-    callbacks_over: tuple[str, ...] = ()
+    callbacks_over: Sequence[str] = ()
     """Calls that no longer wait for one: their timers go."""
     unmoved_since: int | None = None
     """Set: the commit is Behind when the thread says something of others behind this position."""
-    notices: tuple[NoticeDue, ...] = ()
+    notices: Sequence[NoticeDue] = ()
     """Approvals whose notice timers are set, moved or taken away. Closing one takes it away too."""
     discards: frozenset[str] | None = None
     """Set: the run's artifacts become `discarded`, those of this commit too, and the run no longer

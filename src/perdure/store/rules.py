@@ -138,8 +138,10 @@ def check_path(commit: Commit) -> None:
         raise IllegalTransition(f"the events end in {state}, the row in {commit.hot.state}")
     if state in TERMINAL and commit.hot.open_children > 0:
         raise IllegalTransition(f"{commit.hot.open_children} children are unfinished")
+    if not commit.new_children:
+        return
     attached = any(not new.detached for new in commit.new_children)
-    if (commit.new_children and commit.guard.epoch > 0) or (attached and state in TERMINAL):
+    if commit.guard.epoch > 0 or (attached and state in TERMINAL):
         raise IllegalTransition("a run that ends or is cancelled has no new children")
 
 

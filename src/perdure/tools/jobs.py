@@ -99,7 +99,10 @@ def job_for(
 def copied(value: JsonValue) -> JsonValue:
     """Return a copy of a JSON value that shares nothing that can be changed."""
     if isinstance(value, dict):
-        return {key: copied(item) for key, item in value.items()}
+        return {
+            key: copied(item) if isinstance(item, (dict, list)) else item
+            for key, item in value.items()
+        }
     if isinstance(value, list):
         return [copied(item) for item in value]
     return value

@@ -13,6 +13,8 @@ class ToolRegistry:
 
     def __init__(self, tools: Iterable[Tool] = ()) -> None:
         self._tools: dict[str, dict[str, Tool]] = {}
+        self._found: dict[tuple[str, str | None], ToolSpec] = {}
+        """Declarations by name and version; under None the newest. Asked many times a step."""
         self.add(*tools)
 
     def add(self, *tools: Tool) -> None:
@@ -37,6 +39,8 @@ class ToolRegistry:
                 "give it a new version"
             )
         versions[spec.version] = tool
+        self._found[spec.name, spec.version] = spec
+        self._found[spec.name, None] = versions[next(reversed(versions))].spec
 
     def get(self, name: str, version: str | None = None) -> Tool | None:
         """Return a tool; None for the version means the newest."""
@@ -49,8 +53,7 @@ class ToolRegistry:
 
     def find(self, name: str, version: str | None = None) -> ToolSpec | None:
         """Return a tool's declaration; None for the version means the newest."""
-        tool = self.get(name, version)
-        return None if tool is None else tool.spec
+        return self._found.get((name, version))
 
     def specs(self) -> Sequence[ToolSpec]:
         """Return all versions of all tools, in the order of their names' registration."""
