@@ -134,6 +134,8 @@ def print_page(
         print_json({"items": found.items, "next": found.next})
         return
     print_table(heads, [cells(item) for item in found.items])
+    if not found.items:
+        note("nothing found")
     if found.next:
         note(f"more: --after {found.next}")
 

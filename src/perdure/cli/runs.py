@@ -172,7 +172,7 @@ def _show_tree(run_id: str, db: Db, *, json: bool) -> None:
         return
     top = found[0].depth
     print_table(
-        ("RUN", "AGENT", "STATUS", "STEPS", "WAITS ON"),
+        ("RUN", "AGENT", "STATUS", "STEPS", "WAITS FOR"),
         [
             (
                 "  " * (run.depth - top) + run.run_id,

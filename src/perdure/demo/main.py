@@ -250,8 +250,8 @@ def _report(outcome: Outcome, *, json: bool) -> None:
     if outcome.run.error is not None:
         print_line(f"{outcome.run.error.code}: {outcome.run.error.reason}")
     print_line(
-        f"{outcome.run.state}: {outcome.publications} publication, "
-        f"made in {outcome.publish_executions} execution(s) of publish_report"
+        f"{outcome.run.state}: publications: {outcome.publications}; "
+        f"executions of publish_report: {outcome.publish_executions}"
     )
 
 

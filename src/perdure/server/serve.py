@@ -125,8 +125,9 @@ def check_binding(settings: ServerSettings) -> None:
     raise Invalid(
         f"refusing to listen on {settings.host}: there is no authentication yet, so anybody who "
         "reaches this address could start, read and cancel runs. Listen on 127.0.0.1 behind a "
-        "proxy that authenticates, or set `insecure` if the network is closed.",
-        field="host",
+        "proxy that authenticates, or set server.insecure (PERDURE_SERVER__INSECURE=true) if the "
+        "network is closed.",
+        field="server.host",
     )
 
 
