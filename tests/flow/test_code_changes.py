@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from perdure.agents.code import AgentFailed, Context, agent
-from perdure.engine.continuing import carry_on
-from perdure.engine.ports import HostedAgent
+from perdure.engine.context import PlannerContext
+from perdure.engine.continuing import carry_on, comes_too_early
+from perdure.engine.ports import HostedAgent, ToolGrant
 from perdure.protocol.agents import AgentCard
-from perdure.protocol.decisions import ChildRequest, Finish, Spawn
+from perdure.protocol.decisions import ChildRequest, Decision, Finish, Spawn
 from perdure.protocol.events import ActionEvent, CustomEvent
 from perdure.protocol.failures import FailureCode
 from perdure.protocol.policies import RetryPolicy
@@ -20,11 +21,12 @@ from perdure.protocol.runs import status_of
 from perdure.protocol.states import Answer, RunState, RunStatus
 from perdure.store.reader import RunFilter
 from perdure.store.requests import AgentRegistration
-from perdure.testing.embedded import Embedded, scripted
+from perdure.testing.embedded import Embedded, call, embedded, scripted
 from perdure.testing.tools import ToolZoo
+from tests.flow.rows import Rows
 from tests.flow.test_code_agents import answer_of, failure_of
 from tests.flow.test_retry import again
-from tests.flow.world import data_of, flow, states
+from tests.flow.world import data_of, database_at, flow, states
 
 Body = Callable[[Context, object], Awaitable[object]]
 
@@ -287,6 +289,71 @@ async def test_what_was_to_go_on_does_not_when_its_run_ended_otherwise(
                 "reason": f"{old_id}, from which it was to go on, ended otherwise",
             }
             assert RunState.PLANNING not in states(await engine.events(run_id))
+
+
+async def test_what_goes_on_waits_for_an_origin_that_holds_no_turn(url: str, zoo: ToolZoo) -> None:
+    """R-20.2, R-9.1: an optimistic run beside an active one waits when its worker dies that made the
+    run that goes on. That one does not begin when the thread is free: first the other has to end."""
+
+    def works(context: PlannerContext) -> Decision:
+        return call("hang") if context.step_index == 0 else Finish()
+
+    newest = agent("changing", "5", tools=["echo"])(short)
+    active = scripted("active", works, tools=[ToolGrant(name="hang")])
+    async with flow(url, [versioned(short), newest, active], zoo) as engine:
+        first = await engine.submit("active")
+        await zoo.wait_started("hang", 1)
+        thread_id = (await engine.run(first)).facts.thread_id
+        old = await engine.submit(
+            "changing",
+            agent_version="1",
+            thread_id=thread_id,
+            multitask_strategy="optimistic",
+        )
+        await engine.wait_waiting(old)
+        made = await _dies_before_the_end(engine, old)
+        zoo.open_gate()
+        await engine.wait_terminal(first)
+        await engine.wait_until(made, lambda row: row.hot.attempt >= 1)
+        row = await engine.wait_until(made, lambda row: row.hot.lease_owner is None)
+        assert (row.hot.state, row.hot.faults) == (RunState.PENDING, 0)
+        await engine.cancel(old)
+        assert (await failure_of(engine, made)).code is FailureCode.RUN_CANCELLED
+        assert RunState.PLANNING not in states(await engine.events(made))
+
+
+@pytest.mark.parametrize("kind", ["damaged", "no longer kept"])
+async def test_the_row_tells_how_an_origin_ended_when_its_last_event_is_lost(
+    url: str, zoo: ToolZoo, kind: str
+) -> None:
+    """R-20.2, R-7.7: what was to go on from a cancelled run does not, from a replaced one it does."""
+    lose = {
+        "damaged": "UPDATE events SET data = ! WHERE run_id = ? AND seq = ",
+        "no longer kept": "DELETE FROM events WHERE run_id = ? AND seq = ",
+    }[kind]
+    value = b"{" if kind == "damaged" else None
+    newest = agent("changing", "5", tools=["echo"], replaces=["1"], continues=True)(short)
+    async with database_at(url) as database:
+        async with embedded(database, [versioned(short)], tools=zoo.registry) as engine:
+            cancelled, replaced = [await engine.submit("changing") for _ in range(2)]
+            made: list[str] = []
+            for run_id in (cancelled, replaced):
+                await engine.wait_waiting(run_id)
+                made.append(await _dies_before_the_end(engine, run_id))
+            before = [await engine.run(run_id) for run_id in made]
+            await engine.cancel(cancelled)
+            end = await engine.wait_terminal(cancelled)
+            Rows(url).damage(f"{lose}{end.hot.terminal_seq}", cancelled, value)
+            assert not await comes_too_early(engine.core, before[0])
+            assert (await engine.run(made[0])).hot.cancel_epoch == 1
+            (question,) = await engine.pending(replaced)
+        async with embedded(database, [newest], tools=zoo.registry, start=False) as engine:
+            await engine.answer(question.interrupt_id, Answer.RESPOND, value=True)
+            await engine.start_worker()
+            end = await engine.wait_terminal(replaced)
+            Rows(url).damage(f"{lose}{end.hot.terminal_seq}", replaced, value)
+            assert not await comes_too_early(engine.core, before[1])
+            assert (await engine.run(made[1])).hot.cancel_epoch == 0
 
 
 async def blocks(ctx: Context, input: object) -> object:

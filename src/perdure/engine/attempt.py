@@ -87,6 +87,8 @@ class Attempt:
     deadline_in_s: float | None
     worked_before_s: float
     input_position: int
+    pause_s: float | None = None
+    """Set: the run is not to begin yet, and is looked at again after this time."""
     released: bool = False
     effects: Effects = field(init=False)
     session: PlannerSession | None = field(init=False)
@@ -146,6 +148,8 @@ class Attempt:
             await self._release(AttemptEnd.DRAINED, ready_in_s=0)
         elif snapshot.rejected is not None:
             await self._fail(rejection(snapshot))
+        elif snapshot.state is RunState.PENDING and self.pause_s is not None:
+            await self._release(AttemptEnd.PARKED, ready_in_s=self.pause_s)
         elif snapshot.state is RunState.PENDING:
             await self._start()
         elif snapshot.state is RunState.PLANNING:

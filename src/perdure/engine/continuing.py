@@ -17,6 +17,7 @@ from perdure.protocol.agents import AgentCard
 from perdure.protocol.codec import digest
 from perdure.protocol.errors import PerdureError, StoreFull, Unavailable, Unreadable
 from perdure.protocol.events import StateEvent
+from perdure.protocol.failures import FailureCode
 from perdure.protocol.log import DamagedEvent
 from perdure.protocol.runs import RunFacts, RunRow
 from perdure.protocol.states import CancelAction, RunState
@@ -25,6 +26,13 @@ from perdure.store.requests import CancelWish
 log = logging.getLogger(__name__)
 
 BY = "runtime"
+PAUSE_S = 0.25
+PAUSE_MAX_S = 60.0
+
+
+def pause_for_origin_s(row: RunRow) -> float:
+    """Return how long a run that came too early waits: twice as long each time, up to a minute."""
+    return min(PAUSE_MAX_S, PAUSE_S * 2 ** min(row.hot.attempt, 10))
 
 
 def key_of_carrying_on(run_id: str) -> str:
@@ -38,7 +46,9 @@ def key_of_return(run_id: str) -> str:
 
 
 def goes_on_from(facts: RunFacts) -> str | None:
-    """Return the run whose end must name this one before it may begin. No caller has such keys."""
+    """Return the run that a continuation goes on from: it begins only when that one has ended and
+    its end names it. No caller has such keys.
+    """
     old, key = facts.retry_of, facts.options.idempotency_key
     if old is None or key not in {key_of_carrying_on(old), key_of_return(old)}:
         return None
@@ -101,13 +111,23 @@ async def stop_continuing(core: Core, row: RunRow, run_id: str) -> None:
     await cancel_run(core, row.facts.tenant_id, run_id, wish)
 
 
-async def stop_unless_named(core: Core, row: RunRow) -> None:
-    """Cancel a claimed run that has not begun and was to go on from one that ended otherwise."""
+async def comes_too_early(core: Core, row: RunRow) -> bool:
+    """Tell whether a claimed run has to wait for the end of the one that it goes on from.
+
+    Mostly the thread's turn sees to that; but a run that is not the active one of its thread holds
+    none. When the other has ended and its end does not name this run, it is cancelled.
+    """
     old_id = goes_on_from(row.facts)
     if old_id is None or row.hot.state is not RunState.PENDING or row.hot.cancel_epoch > 0:
-        return
-    if await _may_go_on(core, old_id, row.facts.run_id):
-        return
+        return False
+    try:
+        old = await core.reader.find_run(None, old_id)
+    except Unreadable:
+        return True  # until it is repaired nobody knows whether it has ended
+    if old is not None and old.hot.terminal_seq is None:
+        return True
+    if old is None or await _is_named(core, old, row.facts.run_id):
+        return False
     log.warning("%s was to go on from %s, which ended otherwise", row.facts.run_id, old_id)
     wish = CancelWish(
         action=CancelAction.INTERRUPT,
@@ -116,15 +136,19 @@ async def stop_unless_named(core: Core, row: RunRow) -> None:
         reason=f"{old_id}, from which it was to go on, ended otherwise",
     )
     await core.store.request_cancel(row.facts.run_id, wish)
+    return False
 
 
-async def _may_go_on(core: Core, old_id: str, run_id: str) -> bool:
-    """Tell whether a run's end names the one that goes on; what cannot be read says nothing."""
+async def _is_named(core: Core, old: RunRow, run_id: str) -> bool:
+    """Tell whether the end of a run names the one that goes on. When that event is damaged or no
+    longer kept, the row's code says it: no other end has this one.
+    """
+    if old.hot.code is not FailureCode.CHECKPOINT_INCOMPATIBLE or old.hot.terminal_seq is None:
+        return False
     with suppress(Unreadable, DamagedEvent):
-        old = await core.reader.find_run(None, old_id)
-        if old is None or old.hot.terminal_seq is None:
-            return True
-        for event in await core.reader.events_after(old_id, old.hot.terminal_seq - 1, limit=1):
+        for event in await core.reader.events_after(
+            old.facts.run_id, old.hot.terminal_seq - 1, limit=1
+        ):
             end = event.data
             if isinstance(end, StateEvent):
                 return end.failure is not None and end.failure.details.get("continued_by") == run_id

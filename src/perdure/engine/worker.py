@@ -23,7 +23,7 @@ from perdure.engine.attempt import Attempt
 from perdure.engine.blame import trace_in_code
 from perdure.engine.committer import Committer
 from perdure.engine.compensation import Compensator
-from perdure.engine.continuing import stop_unless_named
+from perdure.engine.continuing import comes_too_early, pause_for_origin_s
 from perdure.engine.core import Core
 from perdure.engine.heartbeat import Heartbeat
 from perdure.engine.held import Finished, Surroundings
@@ -312,8 +312,9 @@ class Worker:
 
     async def _begin(self, around: Surroundings, claimed: Claimed, lease: Lease) -> Attempt | None:
         facts = claimed.row.facts
-        if facts.retry_of is not None:
-            await stop_unless_named(self.core, claimed.row)
+        pause_s: float | None = None
+        if facts.retry_of is not None and await comes_too_early(self.core, claimed.row):
+            pause_s = pause_for_origin_s(claimed.row)
         agent_id, version = facts.agent_now
         agent = self.catalog.find(agent_id, version)
         if agent is None:
@@ -340,6 +341,7 @@ class Worker:
             deadline_in_s=claimed.deadline_in_s,
             worked_before_s=max(0.0, worked - view.waiting_ms / 1000),
             input_position=claimed.input_position,
+            pause_s=pause_s,
         )
 
     async def _wind_up(
