@@ -407,7 +407,7 @@ async def test_what_cannot_be_merged_ends_the_run_and_changes_nothing(
     async with flow(url, [old, new], zoo) as engine:
         await answer_of(engine, await engine.submit("wrong", "good", agent_version="1"))
         before = await held(engine, "agent", "wrong")
-        ends = {"schema": "CONFLICT", "undeclared": "RETRIES_EXHAUSTED", "reducer": "INTERNAL"}
+        ends = {"schema": "INTERNAL", "undeclared": "RETRIES_EXHAUSTED", "reducer": "INTERNAL"}
         for wish, code in {**ends, "large": "INTERNAL"}.items():
             run_id = await engine.submit("wrong", wish, agent_version="1")
             assert (await failure_of(engine, run_id)).code == code, wish

@@ -45,7 +45,7 @@ from perdure.engine.lease import Lease, LeaseGone, Stop
 from perdure.engine.limits import before_planning
 from perdure.engine.load import Damaged, catch_up, load_view
 from perdure.engine.optimism import conflict_of, guard_end
-from perdure.engine.planning import draft_decision, draft_inherited, draft_model_uses
+from perdure.engine.planning import draft_decision, draft_inherited, draft_model_uses, stands
 from perdure.engine.ports import AuthorError, HostedAgent, Planner, PlannerFailure, PlannerSession
 from perdure.engine.replies import Replies
 from perdure.engine.sessions import StoreTime, session_of
@@ -54,7 +54,7 @@ from perdure.engine.topics import find_subscribers, publishes
 from perdure.engine.tree import close_unheld, tell_parent
 from perdure.engine.values import describe
 from perdure.engine.view import RunView
-from perdure.protocol.decisions import Decision, UpdatePlan
+from perdure.protocol.decisions import Decision, Finish, UpdatePlan
 from perdure.protocol.errors import PerdureError, StoreFull, Unavailable
 from perdure.protocol.events import RetryEvent, TimeoutEvent
 from perdure.protocol.failures import Failure, FailureCode
@@ -209,10 +209,10 @@ class Attempt:
             return
         try:
             decision = await self._decide()
+            keeps = await self._looked_around(decision)
         except PlannerFailure as error:
             await self._planner_failed(error)
             return
-        keeps = await self._looked_around(decision)
         if isinstance(keeps, Failure):
             await self._end_in_conflict(decision, keeps)
             return
@@ -242,7 +242,13 @@ class Attempt:
             return conflict
         if not (self.agent.fields or self.view.snapshot.writes):
             return ()
-        return await fields_to_keep(self.core, self.view, self.agent, decision)
+        if not isinstance(decision, Finish) or not stands(self.view, decision):
+            return ()
+        try:
+            return await fields_to_keep(self.core, self.view, self.agent, decision)
+        except PlannerFailure as error:  # a reducer cannot run now: the decision is paid for
+            uses = decision.model_uses
+            raise PlannerFailure(error.failure, model_uses=uses) from error
 
     async def _know_fields(self) -> bool:
         """Record what the run sees of fields that outlive it, before its planner is asked; False:

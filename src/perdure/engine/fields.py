@@ -10,6 +10,7 @@ with CONFLICT.
 """
 
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import cast
 
@@ -21,7 +22,7 @@ from perdure.engine.ports import AuthorError, FieldWrite, HostedAgent
 from perdure.engine.schema import problem_with_value
 from perdure.engine.view import RunView
 from perdure.protocol.codec import clean, encode
-from perdure.protocol.decisions import Decision, DecisionBase, Finish, Note, WriteField
+from perdure.protocol.decisions import DecisionBase, Finish, Note, WriteField
 from perdure.protocol.errors import Invalid
 from perdure.protocol.events import CustomEvent
 from perdure.protocol.failures import Failure, FailureCode, Stage
@@ -36,6 +37,7 @@ from perdure.protocol.fields import (
     called_place,
     conflict,
     decided_place,
+    place_of,
     read_values,
     slot_of,
     values_after,
@@ -63,7 +65,8 @@ async def news_of_fields(
     A failure when a field was written by another rule than the agent declares.
     """
     found = await _settled(core, view)
-    if view.snapshot.agent is not None and (other := _by_other_rules(view, agent)) is not None:
+    has_others = view.snapshot.agent is not None or view.facts.origin_run_id is not None
+    if has_others and (other := _by_other_rules(view, agent)) is not None:
         return other
     unread = [
         one
@@ -77,24 +80,34 @@ async def news_of_fields(
         slot = declared.slot(view.agent_id)
         row = rows.get(slot)
         if row is not None and not row.empty and row.rule != declared.rule:
-            reason = f"the {slot.scope}'s field {slot.name} is written by {row.rule}"
-            return _failed(FailureCode.INTERNAL, f"{reason}, not by {declared.rule}", slot)
+            return _other_rule(slot, row.rule, declared.rule)
         found.append(CustomEvent(name=READ_EVENT_NAME, value=_told(slot, row)))
     return found
 
 
 def _by_other_rules(view: RunView, agent: HostedAgent) -> Failure | None:
-    """Return why an agent that was handed the run cannot go on: the one before has written a field
-    that it shares by another rule.
+    """Return why an agent cannot go on where another, or another version, wrote before it: by
+    another rule than it declares for a field that they share.
     """
     declared = {one.slot(view.agent_id): one for one in agent.fields.values()}
     for write in view.snapshot.writes.values():
-        slot, rule = slot_of(_write(write)), _write(write)["rule"]
-        if slot in declared and declared[slot].rule != rule:
-            reason = f"the {slot.scope}'s field {slot.name} is written by {rule}"
-            text = f"{reason}, not by {declared[slot].rule}"
-            return _failed(FailureCode.INTERNAL, text, slot)
+        before = _write(write)
+        one = declared.get(slot_of(before))
+        if one is None:
+            continue
+        mine = write_of(one, view.agent_id, None)
+        if (before["rule"], before.get("reducer")) != (mine["rule"], mine.get("reducer")):
+            return _other_rule(slot_of(before), _rule_in(before), _rule_in(mine))
     return None
+
+
+def _rule_in(write: dict[str, JsonValue]) -> str:
+    return str(write.get("reducer") or write["rule"])
+
+
+def _other_rule(slot: Slot, written: str, declared: str) -> Failure:
+    reason = f"the {slot.scope}'s field {slot.name} is written by {written}, not by {declared}"
+    return _failed(FailureCode.INTERNAL, reason, slot)
 
 
 def _told(slot: Slot, row: StateValueRow | None) -> dict[str, JsonValue]:
@@ -113,7 +126,7 @@ def _named(slot: Slot) -> dict[str, JsonValue]:
 
 
 async def _settled(core: Core, view: RunView) -> list[CustomEvent]:
-    """Tell which shared writes are in the rows already: those of an origin that did not fail."""
+    """Tell which shared writes are in the rows already: those of an origin that has succeeded."""
     snapshot, facts = view.snapshot, view.facts
     if facts.origin_run_id is None or snapshot.knows_settled:
         return []
@@ -122,7 +135,7 @@ async def _settled(core: Core, view: RunView) -> list[CustomEvent]:
     if not lasting:
         return []
     origin = await core.reader.find_run(facts.tenant_id, facts.origin_run_id)
-    if origin is None or origin.hot.state is RunState.FAILED:
+    if origin is None or origin.hot.state is not RunState.SUCCEEDED:
         lasting = {}
     elif origin.facts.thread_id != facts.thread_id:
         lasting = {place: slot for place, slot in lasting.items() if slot.scope == "agent"}
@@ -173,7 +186,9 @@ def clash_of_calls(view: RunView) -> Failure | None:
 
 
 async def current_values(view: RunView, agent: HostedAgent) -> dict[str, JsonValue]:
-    """Return what the agent's fields hold for its planner, by name. Raises AuthorError."""
+    """Return what the agent's fields hold for its planner, by name, as copies: its code may change
+    what it is shown. Raises AuthorError.
+    """
     mine = {one.slot(view.agent_id) for one in agent.fields.values()}
     writes = {
         place: write
@@ -186,7 +201,7 @@ async def current_values(view: RunView, agent: HostedAgent) -> dict[str, JsonVal
         values = await _merged(agent, writes, over)
     except ValueError as error:
         raise AuthorError(f"a field of the state cannot be merged: {error}") from error
-    return {slot.name: value for slot, value in values.items()}
+    return {slot.name: deepcopy(value) for slot, value in values.items()}
 
 
 async def _merged(
@@ -201,22 +216,24 @@ def _write(write: JsonValue) -> dict[str, JsonValue]:
     return cast("dict[str, JsonValue]", write)
 
 
-def _problem(
-    view: RunView, declared: StateField | None, place: str, told: dict[str, JsonValue]
-) -> str | None:
-    """Return what is wrong with a write, or None. A reducer is asked when the writes are merged."""
-    if declared is None:
-        return f"the state has no field {told['field']!r}"
+def _problem(view: RunView, declared: StateField, place: str, writes: Writes) -> str | None:
+    """Return what is wrong with the write at a place, seen with the others, or None.
+
+    A reducer is asked when the writes are merged.
+    """
+    told = _write(writes[place])
     if len(encode(told["value"])) > INLINE_BYTES_MAX:
         return f"a value of a field has at most {INLINE_BYTES_MAX} bytes"
     if declared.reducer is not None:
         return None
     slot = slot_of(told)
-    mine = {at: one for at, one in view.snapshot.writes.items() if slot_of(_write(one)) == slot}
+    mine = {at: one for at, one in writes.items() if slot_of(_write(one)) == slot}
     try:
-        after = values_after({**mine, place: told}, {}, read_values(view.snapshot.fields_read))
+        after = values_after(mine, {}, read_values(view.snapshot.fields_read))
     except ValueError as error:
         return str(error)
+    if declared.outlasts and len(encode(after[slot])) > INLINE_BYTES_MAX:
+        return f"the field {declared.name} holds at most {INLINE_BYTES_MAX} bytes"
     if declared.json_schema is None:
         return None
     problem = problem_with_value(declared.json_schema, after[slot])
@@ -240,12 +257,19 @@ def _next_place(view: RunView, more: int = 0) -> str:
     return decided_place(step, used + more)
 
 
-def _checked(draft: Draft, name: str, value: JsonValue, place: str) -> dict[str, JsonValue]:
+def _checked(
+    draft: Draft, name: str, value: JsonValue, place: str, beside: Writes | None = None
+) -> dict[str, JsonValue]:
+    """Return a write that fits, also behind those `beside` it that are not drafted yet.
+
+    Raises Invalid.
+    """
     declared = draft.fields.get(name)
     if declared is None:
         raise Invalid(f"the state has no field {name!r}")
     told = write_of(declared, draft.view.agent_id, value)
-    problem = _problem(draft.view, declared, place, told)
+    writes = {**draft.view.snapshot.writes, **(beside or {}), place: told}
+    problem = _problem(draft.view, declared, place, writes)
     if problem is not None:
         raise Invalid(problem)
     return told
@@ -255,20 +279,35 @@ def draft_tool_writes(
     draft: Draft, tool_call_id: str, writes: tuple[FieldWrite, ...]
 ) -> str | None:
     """Draft what a call wrote to the state, all of it or nothing; return what is wrong with it."""
+    if not writes:
+        return None
     call = draft.view.snapshot.open_calls[tool_call_id]
-    told: list[CustomEvent] = []
+    ordinal = _shared_calls(draft.view, call.step_index) + call.ordinal
+    told: dict[str, JsonValue] = {}
     for number, write in enumerate(writes):
-        place = called_place(call.position, call.step_index, call.ordinal, number)
+        place = called_place(call.position, call.step_index, ordinal, number)
         try:
-            value = _checked(draft, write.field, write.value, place)
+            told[place] = _checked(draft, write.field, write.value, place, told)
         except Invalid as error:
             return error.message
-        told.append(
-            CustomEvent(name=FIELD_EVENT_NAME, value={**value, "at": place, "call": tool_call_id})
-        )
-    for event in told:
-        draft.add(event)
+    for place, value in told.items():
+        written = {**_write(value), "at": place, "call": tool_call_id}
+        draft.add(CustomEvent(name=FIELD_EVENT_NAME, value=written))
     return None
+
+
+def _shared_calls(view: RunView, step: int) -> int:
+    """Return behind how many calls those of this step write: a run that goes on in a step of its
+    origin makes some calls of it anew, counted from 0, beside the writes of others.
+    """
+    own = view.snapshot.step_calls
+    mark = called_place(None, step, 0, 0).partition(".")[0] + "."
+    ordinals = [
+        place_of(place)[2]
+        for place, write in view.snapshot.writes.items()
+        if place.startswith(mark) and _write(write).get("call") not in own
+    ]
+    return max(ordinals, default=-1) + 1
 
 
 # ---------------------------------------------------------------- when the run succeeds
@@ -297,15 +336,14 @@ class _Base:
 
 
 async def fields_to_keep(
-    core: Core, view: RunView, agent: HostedAgent, decision: Decision
+    core: Core, view: RunView, agent: HostedAgent, decision: Finish
 ) -> list[KeptField] | Failure:
-    """Return what the run leaves in the fields that outlive it when it ends as decided.
+    """Return what the run leaves in the fields that outlive it when it ends as decided, in success.
 
     A failure when a field that it replaced was written by others since (CONFLICT), when what others
-    wrote and its own writes do not fit together (CONFLICT), or cannot be merged or kept (INTERNAL).
+    wrote since and its own writes do not fit together (CONFLICT), or its own writes alone cannot be
+    merged or kept (INTERNAL).
     """
-    if not isinstance(decision, Finish):
-        return []
     writes = _lasting(view, agent, decision)
     if not writes:
         return []
@@ -334,7 +372,7 @@ async def fields_to_keep(
         )
     found: list[KeptField] = []
     for slot in sorted(slots):
-        failure = _unfit(agent, slot, values[slot])
+        failure = _unfit(agent, slot, values[slot], bases[slot])
         if failure is not None:
             return failure
         found.append(_kept(view, slot, rules[slot], bases[slot], values[slot]))
@@ -382,18 +420,19 @@ def _kept(view: RunView, slot: Slot, rule: str, base: _Base, value: JsonValue) -
     )
 
 
-def _unfit(agent: HostedAgent, slot: Slot, value: JsonValue) -> Failure | None:
+def _unfit(agent: HostedAgent, slot: Slot, value: JsonValue, base: _Base) -> Failure | None:
+    """Return why a value cannot be kept: the run's own fault, unless others wrote what it is over."""
+    reason = f"the {slot.scope}'s field {slot.name}"
+    code = FailureCode.CONFLICT if base.has_moved else FailureCode.INTERNAL
     if len(encode(value)) > INLINE_BYTES_MAX:
-        reason = f"the {slot.scope}'s field {slot.name} holds at most {INLINE_BYTES_MAX} bytes"
-        return _failed(FailureCode.INTERNAL, reason, slot)
+        return _failed(code, f"{reason} holds at most {INLINE_BYTES_MAX} bytes", slot)
     declared = agent.fields.get(slot.name)
     if declared is None or declared.json_schema is None or declared.scope != slot.scope:
         return None
     problem = problem_with_value(declared.json_schema, value)
     if problem is None:
         return None
-    reason = f"the {slot.scope}'s field {slot.name} does not fit at {problem}"
-    return _failed(FailureCode.CONFLICT, reason, slot)
+    return _failed(code, f"{reason} does not fit at {problem}", slot)
 
 
 def _failed(code: FailureCode, reason: str, slot: Slot, **details: JsonValue) -> Failure:

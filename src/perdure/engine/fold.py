@@ -55,6 +55,7 @@ from perdure.protocol.fields import (
     FIELD_EVENTS,
     READ_EVENT_NAME,
     SETTLED_EVENT_NAME,
+    decided_place,
     slot_of,
 )
 from perdure.protocol.log import EventData, Unknown
@@ -96,7 +97,7 @@ def _adopt(snapshot: RunSnapshot, origin: Origin) -> None:
     what was counted against the origin: repeated and invalid calls, failures in a row, rejections.
     Calls that were cut off or whose outcome is unknown are made anew, in the step that was cut
     off; a redrive also makes those anew that had failed. A step of which nothing is left but the
-    planner's wish is decided anew.
+    planner's wish is decided anew, and what that wish wrote to the state is forgotten.
     """
     wanted = _CUT_OFF | FAILED_CALLS if origin.mode == "redrive" else _CUT_OFF
     calls = snapshot.step_calls.values() if snapshot.step_open else ()
@@ -104,6 +105,8 @@ def _adopt(snapshot: RunSnapshot, origin: Origin) -> None:
     finished = len(snapshot.step_calls) > len(inherited) or snapshot.answered_in_step
     if snapshot.step_open and not inherited and finished:
         snapshot.step_index += 1
+    if not inherited:
+        _forget_writes(snapshot)
     fresh = RunSnapshot(inherited=inherited, first_step=snapshot.step_index)
     for item in fields(RunSnapshot):
         if item.name not in _KEPT:
@@ -112,6 +115,15 @@ def _adopt(snapshot: RunSnapshot, origin: Origin) -> None:
         snapshot.agent_state = origin.state
         snapshot.agent_state_digest = digest(origin.state)
     _chain(snapshot, "origin", origin.run_id, str(origin.seq), origin.mode)
+
+
+def _forget_writes(snapshot: RunSnapshot) -> None:
+    """Leave out what the decision of a step wrote that is decided anew."""
+    mark = decided_place(snapshot.step_index, 0)[:-1]
+    forgotten = {place for place in snapshot.writes if place.startswith(mark)}
+    for place in forgotten:
+        del snapshot.writes[place]
+    snapshot.settled -= forgotten
 
 
 _CUT_OFF = frozenset(

@@ -5,7 +5,7 @@ decision passes `plan_ready` (decision 20).
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import assert_never
 
@@ -201,12 +201,12 @@ def _draft_common(draft: Draft, decision: DecisionBase, judge: Judge) -> None:
             draft.add(CustomEvent(name=STATE_EVENT_NAME, value=state))
     _draft_records(draft, decision)
     if _writes(decision) and not (
-        isinstance(decision, Finish) and not _stands(draft.view, clean(decision.answer))
+        isinstance(decision, Finish) and not stands(draft.view, decision)
     ):
         draft_field_writes(draft, decision)
     if publishes(decision, judge.agent):
-        stands = isinstance(decision, Finish) and _stands(draft.view, clean(decision.answer))
-        draft_publications(draft, decision, judge.agent, judge.subscribers, judge.settings, stands)
+        ends = isinstance(decision, Finish) and stands(draft.view, decision)
+        draft_publications(draft, decision, judge.agent, judge.subscribers, judge.settings, ends)
 
 
 def _writes(decision: DecisionBase) -> bool:
@@ -473,14 +473,16 @@ def _draft_finish(draft: Draft, decision: Finish, spoken: str | None) -> None:
     draft.release(AttemptEnd.FINISHED)
 
 
-def _stands(view: RunView, answer: JsonValue) -> bool:
-    """Tell whether a `Finish` ends the run."""
-    return not view.snapshot.open_children and _answer_problem(view, answer) is None
+def stands(view: RunView, decision: Finish) -> bool:
+    """Tell whether a `Finish` ends the run, with what it makes itself."""
+    made = {record.name for record in decision.records if isinstance(record, Product)}
+    problem = _answer_problem(view, clean(decision.answer), made)
+    return not view.snapshot.open_children and problem is None
 
 
-def _answer_problem(view: RunView, answer: JsonValue) -> str | None:
-    options = view.facts.options
-    missing = [name for name in options.required_artifacts if name not in view.snapshot.artifacts]
+def _answer_problem(view: RunView, answer: JsonValue, made: Collection[str] = ()) -> str | None:
+    options, there = view.facts.options, view.snapshot.artifacts.keys() | made
+    missing = [name for name in options.required_artifacts if name not in there]
     if missing:
         return f"required artifacts are missing: {', '.join(missing)}"
     if options.output_schema is None:

@@ -338,7 +338,8 @@ class FieldMerger(Protocol):
         """Return what the fields hold after the writes, by place, over what they held before.
 
         Raises ValueError for a write that a rule does not take, AuthorError for what else a
-        reducer raises, and when it does not return in time.
+        reducer raises and when it does not return in time, PlannerFailure (INTERNAL, retryable)
+        when it cannot be asked now.
         """
         ...
 

@@ -363,6 +363,8 @@ class Context:
             raise ValueError(f"the state has no field {name!r}")
         cleaned = _inline(clean(value))
         after = merged(declared.rule, self.read(name), cleaned, declared.reducer)
+        if declared.outlasts and len(encode(after)) > INLINE_BYTES_MAX:
+            raise ValueError(f"the field {name} holds at most {INLINE_BYTES_MAX} bytes")
         if declared.json_schema is not None:
             problem = problem_with_value(declared.json_schema, after)
             if problem is not None:
