@@ -52,6 +52,7 @@ from perdure.engine.sessions import StoreTime, session_of
 from perdure.engine.steps import fail, rejection
 from perdure.engine.topics import find_subscribers, publishes
 from perdure.engine.tree import close_unheld, tell_parent
+from perdure.engine.turns import fields_at_end
 from perdure.engine.values import describe
 from perdure.engine.view import RunView
 from perdure.protocol.decisions import Decision, Finish, UpdatePlan
@@ -70,6 +71,7 @@ from perdure.store.commits import Behind, CancelRequested, Commit, Committed, Le
 from perdure.store.requests import TimerKind
 
 RESEND_S = 0.2
+MOVED_PAUSE_S = 0.05
 CLOSE_TIMEOUT_S = 10.0
 LOOKUPS_TIMEOUT_S = 4.0
 
@@ -209,6 +211,19 @@ class Attempt:
             return
         try:
             decision = await self._decide()
+        except PlannerFailure as error:
+            await self._planner_failed(error)
+            return
+        shared = fields_at_end(self.view, self.agent, decision)
+        if not shared:
+            await self._carry_out(decision)
+            return
+        async with self.around.turns.take(shared):
+            await self._carry_out(decision)
+
+    async def _carry_out(self, decision: Decision) -> None:
+        """Write what was decided, and begin what it asks for."""
+        try:
             keeps = await self._looked_around(decision)
         except PlannerFailure as error:
             await self._planner_failed(error)
@@ -465,6 +480,8 @@ class Attempt:
                     await self._after_end(draft)
                 return True
             case Behind() | CancelRequested():
+                if draft.keeps:  # likely a run of another worker ended on the same field
+                    await anyio.sleep(MOVED_PAUSE_S * self.core.chance.random())
                 await self._load_again()
                 await self._heed_cancel()
                 return False

@@ -1,7 +1,7 @@
 """What the parts of an attempt share: the held run, and what surrounds it in its worker."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from perdure.engine.committer import Committer
@@ -11,6 +11,7 @@ from perdure.engine.judging import Judge
 from perdure.engine.lease import Lease
 from perdure.engine.ports import PlannerSession, ToolOutcome, ToolRunner
 from perdure.engine.snapshot import OpenCall
+from perdure.engine.turns import Turns
 from perdure.engine.view import RunView
 from perdure.protocol.plain import value
 
@@ -37,6 +38,7 @@ class Surroundings:
     worker_id: str
     on_late: Callable[[Finished, RunView, Lease], None]
     on_cleared: Callable[[], None]
+    turns: Turns = field(default_factory=Turns)
 
 
 class HeldRun(Protocol):

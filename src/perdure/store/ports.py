@@ -119,12 +119,12 @@ class Store(Protocol):
           is not detached is unfinished, and makes none after a cancel: such a commit is Refused.
           A child that does not make its thread joins it as by `insert_run`, behind its active run;
           Refused when the thread is not there. The commit of an end may hold detached ones.
-        - *Threads*: with `unmoved_since` a commit that nothing else speaks against is Behind when
-          `Reader.moved_at` tells a position of the run's thread; it is looked at under the
-          thread's lock.
+        - *Threads*: with `unmoved_since` a commit that the run's row does not speak against is
+          Behind when `Reader.moved_at` tells a position of the run's thread; it is looked at under
+          the thread's lock, before what would be Refused.
         - *State that outlives the run*: `state_values` take the place of the rows of their fields.
-          A commit that nothing else speaks against is Behind when a row is at another version than
-          it expects, and then none of them is written. Their position is that of the thread
+          A commit that the run's row does not speak against is Behind when a row is at another
+          version than it expects, also when it would be Refused; then none of them is written. Their position is that of the thread
           behind the commit's messages, 0 for an agent's.
         - *Callbacks*: `new_callbacks` sets a timer of kind `callback` for each call, or moves it;
           `callbacks_over` removes them. A call named in both has none.

@@ -142,6 +142,10 @@ class Committer:
             async with connection.transaction():
                 if commits[0].unmoved_since is not None:
                     await _check_unmoved(connection, commits[0])
+                if commits[0].state_values and await state_values.have_moved(
+                    connection, commits[0]
+                ):
+                    raise _Moved(_MOVED)
                 rows = await connection.fetch(statement, *arguments)
                 accepted = _accepted(commits, rows)
                 await write_parts(connection, accepted, clock)

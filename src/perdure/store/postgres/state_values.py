@@ -16,9 +16,21 @@ from perdure.store.postgres.driver import Connection, Row
 from perdure.store.postgres.rows import readable
 from perdure.store.postgres.statements import SQL
 from perdure.store.postgres.wire import id_in
-from perdure.store.rules import in_lock_order
+from perdure.store.rules import has_moved, in_lock_order
 
 _ALL = 1_000_000
+
+
+async def have_moved(connection: Connection, commit: Commit) -> bool:
+    """Tell whether a row is not at the version that the commit expects; nothing is locked."""
+    run = hex_of(commit.run_id)
+    for new in commit.state_values:
+        rows = await connection.fetch(
+            SQL["state_value_version"], new.scope, new.scope_id, new.name, run
+        )
+        if has_moved(new, rows[0]["version"] if rows else None):
+            return True
+    return False
 
 
 async def keep(connection: Connection, commit: Commit, at: datetime) -> bool:

@@ -7,7 +7,17 @@ from pydantic import JsonValue
 from perdure.protocol import ids
 from perdure.protocol.messages import Role
 from perdure.protocol.runs import RunRow
-from perdure.store.commits import Behind, Busy, Commit, Committed, NewMessage, NewStateValue
+from perdure.protocol.states import InterruptStatus
+from perdure.store.commits import (
+    Behind,
+    Busy,
+    Commit,
+    Committed,
+    InterruptClose,
+    NewMessage,
+    NewStateValue,
+    Refused,
+)
 from perdure.store.ports import Store
 from perdure.store.reader import Reader
 from perdure.testing.builders import (
@@ -112,6 +122,28 @@ class StateValueContract(Contract):
         await write(
             store, ending(rows[place], replace(value_of(rows[place], 2, agent="w"), expected=1))
         )
+
+    async def test_whether_a_row_has_moved_is_asked_before_what_would_be_refused(
+        self, store: Store, reader: Reader
+    ) -> None:
+        """R-1.5: what was drafted on what is no more there is drafted anew, whatever else is wrong."""
+        await store.insert_run(new_run())
+        row = (await claim_one(store)).row
+        commit = ending(row, value_of(row, 1, expected=1))
+        closed = InterruptClose(
+            interrupt_id=new_id(ids.INTERRUPT),
+            status=InterruptStatus.CANCELLED,
+            closed_seq=commit.messages[0].seq,
+        )
+        for bad in (
+            replace(commit, interrupt_closes=(closed,)),
+            replace(commit, unmoved_since=1, interrupt_closes=(closed,)),
+        ):
+            assert await store.commit([bad]) == [Behind(seq=row.hot.last_seq)]
+            fits = replace(bad, state_values=(value_of(row, 1),))
+            assert await store.commit([fits]) == [Refused(reason="the interrupt is not pending")]
+        assert await look(reader, row.facts.run_id) == row
+        assert await held(reader, row.facts.thread_id) == {}
 
     async def test_a_fork_begins_with_what_was_written_up_to_its_place(
         self, store: Store, reader: Reader
