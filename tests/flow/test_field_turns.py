@@ -8,10 +8,14 @@ from perdure.agents.catalog import loop_agent
 from perdure.agents.code import StateField
 from perdure.agents.loop.scripted import ScriptedPlanner
 from perdure.engine.context import PlannerContext
+from perdure.engine.fields import READ_ANEW
 from perdure.engine.turns import Turns
 from perdure.protocol.decisions import Decision, Finish
+from perdure.protocol.failures import FailureCode
 from perdure.testing.embedded import Embedded, call
 from perdure.testing.tools import ToolZoo
+from tests.flow.test_code_agents import failure_of
+from tests.flow.test_fork import forked
 from tests.flow.test_lasting_fields import held, writes
 from tests.flow.world import flow
 
@@ -43,6 +47,29 @@ def thrown_away(engine: Embedded) -> float:
     """Return how many commits were drafted in vain."""
     registry = engine.core.metrics.registry
     return registry.get_sample_value("perdure_commits_total", {"result": "Behind"}) or 0
+
+
+async def test_a_fork_of_a_run_that_replaced_a_field_of_its_agent_says_what_to_do(
+    url: str, zoo: ToolZoo
+) -> None:
+    """R-1.5, R-7.4: the origin itself has moved the row since the place that both read it at."""
+
+    def names(context: PlannerContext) -> Decision:
+        if context.step_index == 0:
+            return call("echo")
+        return Finish(answer=None, records=writes({"name": context.input}))
+
+    field = StateField(name="name", scope="agent")
+    namer = loop_agent("namer", "1", ScriptedPlanner(names), tools=["echo"], state=[field])
+    async with flow(url, [namer], zoo) as engine:
+        first = await engine.submit("namer", "x")
+        await engine.wait_terminal(first)
+        made = await forked(engine, first, input="y")
+        failure = await failure_of(engine, made.run_id)
+        assert (failure.code, failure.details["advice"]) == (FailureCode.CONFLICT, READ_ANEW)
+        assert await held(engine, "agent", "namer") == {"name": "x"}
+        await engine.wait_terminal(await engine.submit("namer", "y"))
+        assert await held(engine, "agent", "namer") == {"name": "y"}
 
 
 async def test_turns_are_taken_in_one_order_and_leave_nothing(

@@ -12,6 +12,7 @@ from perdure.agents.catalog import loop_agent
 from perdure.agents.code import AgentFailed, Context, Reducer, StateField, agent
 from perdure.agents.loop.scripted import ScriptedPlanner
 from perdure.engine.context import PlannerContext
+from perdure.engine.fields import READ_ANEW, WRITE_ONCE
 from perdure.engine.ports import HostedAgent
 from perdure.protocol.decisions import (
     Ask,
@@ -249,6 +250,7 @@ async def test_two_runs_of_one_thread_at_once(url: str, zoo: ToolZoo) -> None:
                 failure = await failure_of(engine, slow)
                 assert failure.code is FailureCode.CONFLICT
                 said = {"field": "title", "scope": "thread", "read": 0, "version": 1}
+                said["advice"] = READ_ANEW
                 assert failure.details == said
                 assert await held(engine, "thread", thread_id) == {"title": "quick", "turns": 1}
             zoo.gate.clear()
@@ -378,6 +380,7 @@ async def test_tools_write_with_their_results(url: str, zoo: ToolZoo) -> None:
         assert await held(engine, "agent", "scribe") == {"log": [1, 2], "longest": "abc"}
         failure = await failure_of(engine, await engine.submit("scribe", "clash"))
         assert (failure.code, failure.details["field"]) == (FailureCode.CONFLICT, "title")
+        assert failure.details["advice"] == WRITE_ONCE
         in_code = await engine.submit("scribe.code")
         assert await answer_of(engine, in_code) == [[1, 2], [1, 2, 3]]
         assert await held(engine, "agent", "scribe.code") == {"log": [1, 2, 3]}

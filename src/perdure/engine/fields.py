@@ -50,6 +50,15 @@ from perdure.store.commits import NewStateValue
 
 PAGE = 200
 
+READ_ANEW = (
+    "start a new run, which reads what the field holds now; a retry or a fork of this run goes on "
+    "from what this one read"
+)
+WRITE_ONCE = (
+    "let one call of a step replace the field, or give it a rule that merges, and start a new run; "
+    "a retry of this one shares both writes"
+)
+
 Writes = Mapping[str, JsonValue]
 
 
@@ -178,7 +187,7 @@ def clash_of_calls(view: RunView) -> Failure | None:
         code=FailureCode.CONFLICT,
         reason=f"two calls of one step replaced the field {name}",
         stage=Stage.TOOL,
-        details={"field": name, "first": first, "second": second},
+        details={"field": name, "first": first, "second": second, "advice": WRITE_ONCE},
     )
 
 
@@ -359,7 +368,12 @@ async def fields_to_keep(
         if rules[slot] == "replace" and base.has_moved and base.row is not None:
             reason = f"the {slot.scope}'s field {slot.name} was written by another run"
             return _failed(
-                FailureCode.CONFLICT, reason, slot, read=base.seen, version=base.row.version
+                FailureCode.CONFLICT,
+                reason,
+                slot,
+                read=base.seen,
+                version=base.row.version,
+                advice=READ_ANEW,
             )
     over = {slot: base.value()["value"] for slot, base in bases.items() if base.value()}
     try:

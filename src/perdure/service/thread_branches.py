@@ -23,7 +23,7 @@ class ThreadForkRequest(Model):
         default=None,
         ge=0,
         description="the last message of the thread that the fork says too; absent: all of them, a "
-        "copy by reference",
+        "copy by reference. Fields of the thread that were written later begin with nothing there",
     )
     title: str | None = Field(
         default=None, max_length=500, description="absent: the title of the thread"

@@ -399,7 +399,7 @@ class SubscriptionView(Stored):
 class StateFieldView(Stored):
     """What a declared field of scope thread or agent holds, and the event of the run that left it.
 
-    `version` counts the runs that have left something there. An `empty` field was written, and then
+    `version` grows with each run that leaves something there, and when the thread adopts a branch. An `empty` field was written, and then
     taken back when the thread adopted a branch: the next run finds nothing there.
     """
 

@@ -224,8 +224,8 @@ class Store(Protocol):
         """Create a thread, or return what stands under (tenant, scope, key), and create none.
 
         The same row again is the same call sent again. Raises Conflict when the id is another's.
-        With a base the thread begins with what another one says up to a position, and with what the
-        fields of that one hold that were written last up to there; raises NotFound or Gone for that
+        With a base the thread begins with what another one says up to a position, and with those of
+        its fields that were written last up to there (of one written later nothing); raises NotFound or Gone for that
         one, Invalid for a position that it has not reached.
         """
         ...
@@ -236,9 +236,9 @@ class Store(Protocol):
         """Let a thread say what a branch of it says, instead of what it said since the fork.
 
         Artifacts of the branch become `adopted`. The thread's fields hold what the branch's hold, or
-        nothing when that has none and they were written since the fork; their versions go on. Once more is the same call again. Raises NotFound
-        or Gone for either, Conflict for what is no branch of the thread, ThreadBusy while one of
-        the two has an active run.
+        nothing when that has none and they were written since the fork; their versions go on. Once
+        more is the same call again. Raises NotFound or Gone for either, Conflict for what is no
+        branch of the thread, ThreadBusy while one of the two has an active run.
         """
         ...
 
