@@ -288,3 +288,51 @@ async def test_an_answer_that_does_not_stand_is_told_to_the_planner_not_judged_b
         errors = data_of(await engine.events(run_id), ErrorEvent)
         assert [one.failure.code for one in errors] == [FailureCode.OUTPUT_INVALID]
         assert await held(engine, "agent", "wrong") == {"total": 1}
+
+
+async def test_what_a_run_has_left_is_left_by_no_run_that_shares_it_through_others(
+    url: str, zoo: ToolZoo
+) -> None:
+    """R-1.5, R-7.5: a fork of a run that succeeded is cancelled before it began; its retry leaves
+    what is its own."""
+
+    def adds(context: PlannerContext) -> Decision:
+        records = writes({"total": 1})
+        if context.step_index == 0:
+            return call("echo").model_copy(update={"records": records})
+        return Finish(answer=None, records=records)
+
+    async with flow(url, [planned("adds", adds, TOTAL, tools=("echo",))], zoo) as engine:
+        run_id = await engine.submit("adds")
+        await answer_of(engine, run_id)
+        await engine.kill_worker()
+        fork = await forked(engine, run_id)
+        await engine.cancel(fork.run_id, CancelAction.INTERRUPT)
+        await engine.start_worker()
+        await failure_of(engine, fork.run_id)
+        retried = await again(engine, fork.run_id)
+        await answer_of(engine, retried.run_id)
+        assert await held(engine, "agent", "adds") == {"total": 3}
+
+
+async def test_what_fits_alone_and_not_with_what_others_left_is_a_conflict(
+    url: str, zoo: ToolZoo
+) -> None:
+    """R-1.5: the run that ends later is told that others have written; alone it is its own fault."""
+
+    def pairs(context: PlannerContext) -> Decision:
+        if context.step_index == 0 and context.input != "quick":
+            return call("hang")
+        return Finish(answer=None, records=writes({"pair": 1}) * (3 if context.input == "3" else 1))
+
+    pair = StateField(name="pair", scope="agent", rule="append", json_schema=PAIR)
+    async with flow(url, [planned("pairs", pairs, pair, tools=("hang",))], zoo) as engine:
+        slow = await engine.submit("pairs", "slow")
+        await zoo.wait_started("hang")
+        for _ in range(2):
+            await answer_of(engine, await engine.submit("pairs", "quick"))
+        zoo.open_gate()
+        assert (await failure_of(engine, slow)).code is FailureCode.CONFLICT
+        failure = await failure_of(engine, await engine.submit("pairs", "3"))
+        assert failure.code is FailureCode.INTERNAL
+        assert await held(engine, "agent", "pairs") == {"pair": [1, 1]}

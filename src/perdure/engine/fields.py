@@ -18,8 +18,11 @@ from pydantic import JsonValue
 
 from perdure.engine.core import Core
 from perdure.engine.draft import Draft, KeptField
+from perdure.engine.fold import begin_own, fold
+from perdure.engine.origin import origins_of, shared_events
 from perdure.engine.ports import AuthorError, FieldWrite, HostedAgent
 from perdure.engine.schema import problem_with_value
+from perdure.engine.snapshot import RunSnapshot
 from perdure.engine.view import RunView
 from perdure.protocol.codec import clean, encode
 from perdure.protocol.decisions import DecisionBase, Finish, Note, WriteField
@@ -44,6 +47,7 @@ from perdure.protocol.fields import (
     write_of,
 )
 from perdure.protocol.records import StateValueRow
+from perdure.protocol.runs import RunFacts
 from perdure.protocol.states import RunState
 from perdure.protocol.values import INLINE_BYTES_MAX
 from perdure.store.commits import NewStateValue
@@ -135,21 +139,37 @@ def _named(slot: Slot) -> dict[str, JsonValue]:
 
 
 async def _settled(core: Core, view: RunView) -> list[CustomEvent]:
-    """Tell which shared writes are in the rows already: those of an origin that has succeeded."""
+    """Tell which shared writes are in the rows already: those of runs that have succeeded."""
     snapshot, facts = view.snapshot, view.facts
-    if facts.origin_run_id is None or snapshot.knows_settled:
+    if facts.origin_run_id is None or snapshot.knows_settled or not _outlasting(snapshot.writes):
         return []
-    shared = {place: slot_of(_write(write)) for place, write in snapshot.writes.items()}
-    lasting = {place: slot for place, slot in shared.items() if slot.scope != "run"}
-    if not lasting:
-        return []
-    origin = await core.reader.find_run(facts.tenant_id, facts.origin_run_id)
-    if origin is None or origin.hot.state is not RunState.SUCCEEDED:
-        lasting = {}
-    elif origin.facts.thread_id != facts.thread_id:
-        lasting = {place: slot for place, slot in lasting.items() if slot.scope == "agent"}
-    places: list[JsonValue] = [*sorted(lasting)]
+    kept = (await _kept_by_origins(core, facts)).keys() & snapshot.writes.keys()
+    places: list[JsonValue] = [*sorted(kept)]
     return [CustomEvent(name=SETTLED_EVENT_NAME, value={"places": places})]
+
+
+async def _kept_by_origins(core: Core, facts: RunFacts) -> dict[str, JsonValue]:
+    """Return the writes, by place, that a run before kept: in its own agent's fields, or also those
+    of the thread when that is the same. A decision made anew is another write.
+    """
+    snapshot = RunSnapshot()
+    kept: dict[str, JsonValue] = {}
+    for shared in await origins_of(core.reader, facts):
+        async for event in shared_events(core.reader, shared):
+            fold(snapshot, event.seq, event.data)
+        begin_own(snapshot)
+        kept = {place: one for place, one in kept.items() if snapshot.writes.get(place) is one}
+        row = await core.reader.find_run(facts.tenant_id, shared.facts.run_id)
+        if row is None or row.hot.state is not RunState.SUCCEEDED:
+            continue
+        is_same = shared.facts.thread_id == facts.thread_id
+        found = _outlasting(snapshot.writes).items()
+        kept |= {at: one for at, one in found if is_same or slot_of(_write(one)).scope == "agent"}
+    return kept
+
+
+def _outlasting(writes: Writes) -> dict[str, JsonValue]:
+    return {at: one for at, one in writes.items() if slot_of(_write(one)).scope != "run"}
 
 
 async def _rows(core: Core, view: RunView, slots: set[Slot]) -> dict[Slot, StateValueRow]:
@@ -407,9 +427,7 @@ def _lasting(view: RunView, agent: HostedAgent, decision: Finish) -> dict[str, J
             told = write_of(agent.fields[record.field], view.agent_id, clean(record.value))
             writes[_next_place(view, number)] = told
             number += 1
-    return {
-        place: write for place, write in writes.items() if slot_of(_write(write)).scope != "run"
-    }
+    return _outlasting(writes)
 
 
 def _kept(view: RunView, slot: Slot, rule: str, base: _Base, value: JsonValue) -> KeptField:
