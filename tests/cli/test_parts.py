@@ -1,5 +1,9 @@
 """What a run consists of, from the command line: the ids that other commands take are listed."""
 
+import os
+import subprocess
+import sys
+
 from perdure.ops.exits import ExitCode
 from tests.cli.program import Program
 from tests.cli.workshop import REFERENCE
@@ -32,6 +36,24 @@ def test_checkpoints_attempts_and_artifacts_are_listed_and_read(perdure: Program
     assert there.read_bytes() == b"notes on A"
     nowhere = str(perdure.folder / "no" / "where")
     assert perdure("runs", "artifact", artifact_id, "--out", nowhere).code == ExitCode.USAGE
+    both = perdure("runs", "artifact", artifact_id, "--json", "--out", str(there))
+    assert both.code == ExitCode.USAGE
+    for command, says in (
+        ('exec "$@" >/dev/full', "No space left on device"),
+        ('exec "$@" >&-', "stdout is closed"),
+    ):
+        words = [sys.executable, "-m", "perdure.cli.main", "runs", "artifact", artifact_id]
+        ended = subprocess.run(
+            ["/bin/sh", "-c", command, "sh", *words],
+            cwd=perdure.folder,
+            env={**os.environ, "NO_COLOR": "1", "COLUMNS": "200"},
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+        assert ended.returncode == ExitCode.USAGE, ended.stderr
+        assert says in ended.stderr
+        assert "Traceback" not in ended.stderr
 
 
 def test_the_result_of_a_call_is_told_by_callback(perdure: Program) -> None:

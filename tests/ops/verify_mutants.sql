@@ -253,6 +253,12 @@ UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.name', 'other') AS
     run_id = :run AND type = :t_custom
     AND json_extract(CAST(data AS TEXT), '$.name') = 'perdure.field_kept';
 
+-- mutant: I67 | keeps | what was left without a write
+UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.name', 'other') AS BLOB) WHERE
+    run_id = :run AND type = :t_custom
+    AND json_extract(CAST(data AS TEXT), '$.name') = 'perdure.field'
+    AND json_extract(CAST(data AS TEXT), '$.value.field') = 'sum';
+
 -- mutant: I67 | keeps not | a failed run that left something
 UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.name', 'perdure.field_kept') AS BLOB)
 WHERE

@@ -1,5 +1,6 @@
 """`perdure runs`: checkpoints, attempts, artifacts, artifact, callback: what a run consists of."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -133,6 +134,8 @@ def artifact_(
     json: Json = False,
 ) -> None:
     """Print the content of an artifact as it is, or what is known of it with --json."""
+    if json and out is not None:
+        raise typer.BadParameter("give at most one of --json, --out")
     if json:
         print_json(on_service(db, lambda it: service_artifacts.get_artifact(it, LOCAL, artifact)))
         return
@@ -142,14 +145,26 @@ def artifact_(
 
     data = on_service(db, work).data
     if out is None:
-        sys.stdout.buffer.write(data)
-        sys.stdout.flush()
+        _print_content(data)
         return
     try:
         out.write_bytes(data)
     except OSError as error:
         raise typer.BadParameter(f"--out: {out}: {error.strerror}") from None
     note(f"{len(data)} bytes written to {out}")
+
+
+def _print_content(data: bytes) -> None:
+    """Write bytes to stdout. Raises BadParameter when it is closed or takes no more."""
+    if sys.stdout is None:  # closed when the program was started
+        raise typer.BadParameter("stdout is closed: give --out")
+    try:
+        sys.stdout.buffer.write(data)
+        sys.stdout.flush()
+    except OSError as error:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())  # what is left in the buffer is written at the exit
+        raise typer.BadParameter(f"stdout: {error.strerror}") from None
 
 
 @app.command("callback")

@@ -89,9 +89,16 @@ def fields_are_kept(record: RunRecord) -> Found:
         elif line.seq > record.end.seq:
             yield line.name, f"it leaves {slot.name} after the end"
         yield from _row_says(record, line, slot, told)
-    if record.hot.retained_from_seq > 1 or not record.replay.whole:
-        return
-    for slot, writes in _lasting(record).items():
+    if record.hot.retained_from_seq == 1 and record.replay.whole:
+        yield from _fits_the_writes(record, kept)
+
+
+def _fits_the_writes(record: RunRecord, kept: dict[Slot, tuple[LogLine, Told]]) -> Found:
+    lasting = _lasting(record)
+    for slot, (line, _) in kept.items():
+        if slot not in lasting:
+            yield line.name, f"it leaves {slot.name}, and wrote nothing there"
+    for slot, writes in lasting.items():
         if slot in kept:
             yield from _is_merge(record, *kept[slot], slot, writes)
         elif record.hot.state is RunState.SUCCEEDED:
