@@ -35,6 +35,7 @@ from perdure.protocol.fields import (
     LOOP_MARK,
     READ_EVENT_NAME,
     SETTLED_EVENT_NAME,
+    WRITES_MAX,
     Slot,
     StateField,
     called_place,
@@ -46,6 +47,7 @@ from perdure.protocol.fields import (
     values_after,
     write_of,
 )
+from perdure.protocol.ids import event_id
 from perdure.protocol.records import StateValueRow
 from perdure.protocol.runs import RunFacts
 from perdure.protocol.states import RunState
@@ -126,8 +128,10 @@ def _other_rule(slot: Slot, written: str, declared: str) -> Failure:
 def _told(slot: Slot, row: StateValueRow | None) -> dict[str, JsonValue]:
     told: dict[str, JsonValue] = _named(slot)
     told["version"] = row.version if row is not None else 0
-    if row is not None and not row.empty:
-        told["value"] = row.value
+    if row is not None:
+        told["event"] = event_id(row.run_id, row.seq)
+        if not row.empty:
+            told["value"] = row.value
     return told
 
 
@@ -270,7 +274,11 @@ def _problem(view: RunView, declared: StateField, place: str, writes: Writes) ->
 
 
 def draft_field_writes(draft: Draft, decision: DecisionBase) -> None:
-    """Draft the writes that a decision carries. Raises Invalid for one that does not fit."""
+    """Draft the writes that a decision carries. Raises Invalid for one that does not fit, and for
+    too many.
+    """
+    if sum(isinstance(record, WriteField) for record in decision.records) > WRITES_MAX:
+        raise Invalid(f"a decision makes at most {WRITES_MAX} writes")
     for record in decision.records:
         if isinstance(record, WriteField):
             place = _next_place(draft.view)
@@ -351,7 +359,13 @@ class _Base:
 
     @property
     def has_moved(self) -> bool:
-        return self.row is not None and self.row.version > self.seen
+        """Tell whether the row holds something else than was read: versions of two threads, of
+        which one is a fork of the other, say nothing of each other.
+        """
+        if self.row is None:
+            return False
+        event = event_id(self.row.run_id, self.row.seq)
+        return (self.row.version, event) != (self.seen, self.read.get("event"))
 
     @property
     def seen(self) -> int:
@@ -406,7 +420,7 @@ async def fields_to_keep(
         )
     found: list[KeptField] = []
     for slot in sorted(slots):
-        failure = _unfit(agent, slot, values[slot], bases[slot])
+        failure = _unfit(view, agent, slot, values[slot], bases[slot])
         if failure is not None:
             return failure
         found.append(_kept(view, slot, rules[slot], bases[slot], values[slot]))
@@ -452,15 +466,17 @@ def _kept(view: RunView, slot: Slot, rule: str, base: _Base, value: JsonValue) -
     )
 
 
-def _unfit(agent: HostedAgent, slot: Slot, value: JsonValue, base: _Base) -> Failure | None:
+def _unfit(
+    view: RunView, agent: HostedAgent, slot: Slot, value: JsonValue, base: _Base
+) -> Failure | None:
     """Return why a value cannot be kept: the run's own fault, unless others wrote what it is over."""
     reason = f"the {slot.scope}'s field {slot.name}"
     code = FailureCode.CONFLICT if base.has_moved else FailureCode.INTERNAL
     if len(encode(value)) > INLINE_BYTES_MAX:
         return _failed(code, f"{reason} holds at most {INLINE_BYTES_MAX} bytes", slot)
     declared = agent.fields.get(slot.name)
-    if declared is None or declared.json_schema is None or declared.scope != slot.scope:
-        return None
+    if declared is None or declared.json_schema is None or declared.slot(view.agent_id) != slot:
+        return None  # another agent's field of this name: its own schema was asked at each write
     problem = problem_with_value(declared.json_schema, value)
     if problem is None:
         return None

@@ -9,6 +9,7 @@ A field of scope `thread` or `agent` outlives the run. What the run sees of it i
 the run begins (`perdure.field_read`), and what it leaves when it succeeds (`perdure.field_kept`).
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Self, assert_never, cast
@@ -16,7 +17,7 @@ from typing import Any, Literal, NamedTuple, Self, assert_never, cast
 from pydantic import Field, JsonValue, model_validator
 
 from perdure.protocol.base import Model
-from perdure.protocol.codec import clean
+from perdure.protocol.codec import INTEGER_MAX, canonical, clean
 
 FIELD_EVENT_NAME = "perdure.field"
 """Name of the custom event of a write: `field`, `rule`, `value`, and what `write_of` adds."""
@@ -32,6 +33,9 @@ SETTLED_EVENT_NAME = "perdure.fields_settled"
 
 FIELD_EVENTS = frozenset({FIELD_EVENT_NAME, READ_EVENT_NAME, SETTLED_EVENT_NAME})
 """Events of which the state of a run is made."""
+
+WRITES_MAX = 50
+"""How many writes a decision carries, and how many a call makes: each is checked behind the others."""
 
 FIELDS_MAX = 50
 """How many fields an agent declares, and so how much a run reads and keeps at once."""
@@ -133,7 +137,8 @@ def merged(
             return [*_as_list(old), value]
         case "union":
             held = _as_list(old)
-            return held if value in held else [*held, value]
+            wanted = canonical(value)  # Python takes 1, 1.0 and true for one value; JSON does not
+            return held if any(canonical(one) == wanted for one in held) else [*held, value]
         case "merge":
             if not isinstance(value, dict) or not isinstance(old, dict):
                 raise ValueError("a field that merges takes objects")
@@ -160,8 +165,21 @@ def _of_numbers(rule: Literal["add", "min", "max"], old: JsonValue, value: JsonV
     if not isinstance(old, int | float):
         return value
     if rule == "add":
-        return old + value
+        return _sum(old, value)
     return min(old, value) if rule == "min" else max(old, value)
+
+
+def _sum(old: float, value: float) -> int | float:
+    """Return a sum that JSON can hold: finite, and exact when it is whole. Raises ValueError."""
+    try:
+        total = old + value
+    except OverflowError:  # an integer too large for a float
+        total = math.inf
+    if isinstance(total, int) and not -INTEGER_MAX <= total <= INTEGER_MAX:
+        raise ValueError("the sum is beyond 2^53 - 1")
+    if not math.isfinite(total):
+        raise ValueError("the sum is out of range")
+    return total
 
 
 def write_of(field: StateField, agent_id: str, value: JsonValue) -> dict[str, JsonValue]:

@@ -18,6 +18,7 @@ from perdure.engine.ports import FieldWrite, ProducedArtifact, ToolInvocation
 from perdure.protocol.codec import clean, encode
 from perdure.protocol.errors import Invalid
 from perdure.protocol.failures import FailureCode
+from perdure.protocol.fields import WRITES_MAX
 from perdure.protocol.plain import no_entries, value
 from perdure.protocol.runs import Caller, RunContext
 from perdure.protocol.states import ArtifactStatus, ToolCallStatus
@@ -25,7 +26,6 @@ from perdure.protocol.tools import CALLBACK_S_MAX, ToolSpec
 from perdure.protocol.values import BLOB_BYTES_MAX, INLINE_BYTES_MAX, NAME_CHARACTERS_MAX
 
 ARTIFACTS_MAX = 50
-WRITES_MAX = 50
 EXTERNAL_REF_CHARACTERS_MAX = 1000
 
 Isolation = Literal["thread", "process"]
