@@ -21,6 +21,7 @@ from perdure.protocol.decisions import (
     Decision,
     Finish,
     GiveUp,
+    Handoff,
     Product,
     Spawn,
     ToolRequest,
@@ -336,3 +337,66 @@ async def test_what_fits_alone_and_not_with_what_others_left_is_a_conflict(
         failure = await failure_of(engine, await engine.submit("pairs", "3"))
         assert failure.code is FailureCode.INTERNAL
         assert await held(engine, "agent", "pairs") == {"pair": [1, 1]}
+
+
+async def test_a_fork_merges_over_what_runs_of_its_own_thread_have_left(
+    url: str, zoo: ToolZoo
+) -> None:
+    """R-1.5: it read the field of its origin's thread, whose versions say nothing of its own."""
+
+    def counts(context: PlannerContext) -> Decision:
+        if context.input == "quick":
+            return Finish(answer=0, records=writes({"total": 1}))
+        if context.step_index == 0:
+            return call("echo", value=1).model_copy(update={"records": writes({"total": 1})})
+        if context.step_index == 1 and context.input == "slow":
+            return call("hang")
+        return Finish(answer=0)
+
+    shared = StateField(name="total", scope="thread", rule="add")
+    agents = [planned("counts", counts, shared, tools=("echo", "hang"))]
+    async with flow(url, agents, zoo) as engine:
+        first = await engine.submit("counts", "quick")
+        await answer_of(engine, first)
+        thread_id = (await engine.run(first)).facts.thread_id
+        origin = await engine.submit("counts", "other", thread_id=thread_id)
+        await answer_of(engine, origin)
+        fork = await forked(engine, origin, input="slow")
+        await zoo.wait_started("hang")
+        beside = await engine.submit(
+            "counts", "quick", thread_id=fork.thread_id, multitask_strategy="optimistic"
+        )
+        await answer_of(engine, beside)
+        before = (await held(engine, "thread", fork.thread_id))["total"]
+        zoo.open_gate()
+        await answer_of(engine, fork.run_id)
+        after = (await held(engine, "thread", fork.thread_id))["total"]
+        assert isinstance(before, int)
+        assert after == before + 1
+
+
+async def test_a_handed_over_run_keeps_a_field_by_the_schema_of_the_agent_that_wrote_it(
+    url: str, zoo: ToolZoo
+) -> None:
+    """R-1.5: both agents have a field of this name; each is its own."""
+    small: dict[str, JsonValue] = {"maximum": 10}
+    agents = [
+        planned("a", lambda _: Handoff(agent_id="b", records=writes({"total": 50})), TOTAL),
+        planned("b", lambda _: Finish(answer=1), TOTAL.model_copy(update={"json_schema": small})),
+    ]
+    async with flow(url, agents, zoo) as engine:
+        assert await answer_of(engine, await engine.submit("a")) == 1
+        assert await held(engine, "agent", "a") == {"total": 50}
+
+
+async def test_a_decision_makes_a_bounded_number_of_writes(url: str, zoo: ToolZoo) -> None:
+    """R-1.5: each write is checked behind the others, so that very many would hold up a worker."""
+
+    def floods(context: PlannerContext) -> Decision:
+        return call("echo", value=1).model_copy(
+            update={"records": tuple(one for _ in range(51) for one in writes({"total": 1}))}
+        )
+
+    async with flow(url, [planned("floods", floods, TOTAL, tools=("echo",))], zoo) as engine:
+        failure = await failure_of(engine, await engine.submit("floods"))
+        assert "at most 50 writes" in failure.reason

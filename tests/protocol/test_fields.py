@@ -28,6 +28,7 @@ def write(value: JsonValue, rule: str = "append", field: str = "f") -> dict[str,
         ("replace", [1, "x"], "x"),
         ("append", [1, 1, [2]], [1, 1, [2]]),
         ("union", [1, {"a": 1}, 1, {"a": 1}], [1, {"a": 1}]),
+        ("union", [1, True, 1.0, [0], [False], True], [1, True, 1.0, [0], [False]]),
         ("merge", [{"a": 1, "b": 1}, {"b": 2}], {"a": 1, "b": 2}),
         ("add", [1, 2.5, -1], 2.5),
         ("min", [3, 1, 2], 1),
@@ -41,6 +42,13 @@ def test_each_rule_takes_writes_one_by_one(
     for value in values:
         held_now = merged(rule, held_now, value)
     assert held_now == after
+
+
+@pytest.mark.parametrize("values", [[2**53 - 1, 1], [1e308, 1e308], [10**400, 0.5]])
+def test_a_sum_stays_what_json_can_hold(values: list[float]) -> None:
+    held_now = merged("add", None, values[0])
+    with pytest.raises(ValueError, match="the sum is"):
+        merged("add", held_now, values[1])
 
 
 @pytest.mark.parametrize(

@@ -274,15 +274,18 @@ def _problem(view: RunView, declared: StateField, place: str, writes: Writes) ->
 
 
 def draft_field_writes(draft: Draft, decision: DecisionBase) -> None:
-    """Draft the writes that a decision carries. Raises Invalid for one that does not fit, and for
-    too many.
+    """Draft the writes that a decision carries. Raises AuthorError for one that does not fit, and
+    for too many.
     """
     if sum(isinstance(record, WriteField) for record in decision.records) > WRITES_MAX:
-        raise Invalid(f"a decision makes at most {WRITES_MAX} writes")
+        raise AuthorError(f"a decision makes at most {WRITES_MAX} writes")
     for record in decision.records:
         if isinstance(record, WriteField):
             place = _next_place(draft.view)
-            told = _checked(draft, record.field, clean(record.value), place)
+            try:
+                told = _checked(draft, record.field, clean(record.value), place)
+            except Invalid as error:
+                raise AuthorError(error.message) from error
             draft.add(CustomEvent(name=FIELD_EVENT_NAME, value={**told, "at": place}))
 
 
