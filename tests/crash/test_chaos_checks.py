@@ -21,8 +21,9 @@ from perdure.store.memory import MemoryDatabase
 from perdure.testing.chaos import Record
 from perdure.testing.chaos import fleet as fleet_module
 from perdure.testing.chaos.agents import Provider
+from perdure.testing.chaos.api import Reply
 from perdure.testing.chaos.checks import check
-from perdure.testing.chaos.clients import Seen, Told, answer_text, text_digest
+from perdure.testing.chaos.clients import Seen, Told, answer_text, text_digest, was_before
 from perdure.testing.chaos.faults import FAULTS
 from perdure.testing.chaos.fleet import Disturbances, Fleet, Place
 from perdure.testing.embedded import Embedded, call, embedded, scripted, unasked
@@ -280,3 +281,15 @@ def test_every_fault_has_ids_of_the_catalogue_and_a_name_of_its_own() -> None:
     """Page docs/reference/faults.md: rows cite their scenes."""
     assert len({fault.name for fault in FAULTS}) == len(FAULTS)
     assert all(fault.ids and fault.act.__doc__ for fault in FAULTS)
+
+
+@pytest.mark.parametrize(
+    ("code", "active", "before"),
+    [("thread_busy", "run_1", True), ("thread_busy", "run_2", False), ("conflict", "run_1", False)],
+)
+def test_a_refusal_beside_a_started_run_is_excused_only_where_another_run_was_active(
+    code: str, active: str, before: bool
+) -> None:
+    """R-3.2: a key whose run exists answers with that run, also while the run is active."""
+    refused = Reply(409, {"code": code, "details": {"run_id": active}}, replayed=False)
+    assert was_before(refused, {"run_2"}) is before

@@ -45,6 +45,7 @@ def checkpoints_(
             "--after",
             metavar="SEQ",
             min=1,
+            max=2**31 - 1,
             help="Go on behind this seq, the `next` of a page.",
             show_default=False,
         ),
