@@ -309,7 +309,11 @@ async def test_answers_carry_security_headers_and_the_request_id(world: World) -
 async def test_an_unknown_path_or_method_is_a_problem(world: World) -> None:
     unknown = await world.http.get("/v2/runs")
     assert (unknown.status_code, unknown.json()["code"]) == (404, "not_found")
-    for path, allowed in (("/v1/runs", "GET"), ("/v1/threads", "GET, POST")):
+    for path, allowed in (
+        ("/v1/runs", "GET"),
+        ("/v1/threads", "GET, POST"),
+        ("/v1/runs/cancel", "POST"),  # though a run's path matches it too
+    ):
         method = await world.http.delete(path)
         assert (method.status_code, method.json()["code"]) == (405, "method_not_allowed")
         assert method.headers["allow"] == allowed

@@ -203,12 +203,18 @@ async def on_http_error(request: Request, error: Exception) -> Response:
 
 
 def _methods_of(request: Request) -> list[str]:
-    """Return all methods that the path takes: the framework names those of one route only."""
-    found: set[str] = set()
-    for route in request.app.router.routes:
-        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE:
-            found |= route.methods or set()
-    return sorted(found)
+    """Return all methods that the path takes: the framework names those of one route only.
+
+    Of routes that match, the ones with the fewest parameters are meant: `/v1/runs/cancel` is no run.
+    """
+    found = [
+        route
+        for route in request.app.router.routes
+        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE
+    ]
+    fewest = min((len(route.param_convertors) for route in found), default=0)
+    meant = (route for route in found if len(route.param_convertors) == fewest)
+    return sorted({method for route in meant for method in route.methods or ()})
 
 
 async def on_validation_error(request: Request, error: Exception) -> Response:
