@@ -10,7 +10,7 @@ committed, released or recorded any more; its leases stay until they expire.
 import random
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
@@ -38,7 +38,8 @@ from perdure.protocol.agents import AgentCard
 from perdure.protocol.base import TENANT_DEFAULT, from_micros
 from perdure.protocol.codec import digest
 from perdure.protocol.decisions import CallTools, Decision, ToolRequest
-from perdure.protocol.ids import make_id
+from perdure.protocol.errors import PerdureError
+from perdure.protocol.ids import RUN, make_id
 from perdure.protocol.log import RecordedEvent
 from perdure.protocol.policies import RetryPolicy
 from perdure.protocol.records import InterruptRow
@@ -48,7 +49,7 @@ from perdure.signals.local import LocalSignals
 from perdure.signals.ports import Signals
 from perdure.store.ports import Database
 from perdure.store.reader import InterruptFilter
-from perdure.store.requests import CancelWish
+from perdure.store.requests import CancelWish, LeaseKey
 from perdure.tools import LocalToolRunner, ToolRegistry
 
 WAIT_S = 30.0
@@ -57,7 +58,7 @@ PAGE = 500
 SETTINGS = EngineSettings(
     poll_interval_s=0.05,
     maintenance_interval_s=0.05,
-    heartbeat_s=0.05,
+    heartbeat_s=0.001,
     cancel_grace_s=0.2,
     drain_grace_s=2.0,
 )
@@ -161,10 +162,17 @@ class Embedded:
         ended.set()
 
     async def kill_worker(self, worker: Worker | None = None) -> None:
-        """End a worker as a crash would: its leases stay until they expire."""
-        _, scope, ended = self._running[(worker or self.worker).worker_id]
+        """End a worker as a crash would: its leases stay until they expire.
+
+        A renewal that was on its way has arrived by then: it would prolong them by a clock that the
+        test moves next.
+        """
+        gone, scope, ended = self._running[(worker or self.worker).worker_id]
         scope.cancel()
         await ended.wait()
+        nothing = LeaseKey(run_id=self.core.ids.new(RUN), token=1)
+        with suppress(PerdureError):
+            await self.core.store.renew_leases(gone.worker_id, [nothing], 1)
 
     async def drain(self, worker: Worker | None = None) -> None:
         """Stop a worker in order; return once it has handed back what it held."""

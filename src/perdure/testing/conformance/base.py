@@ -1,13 +1,16 @@
 """What every contract class shares: its fixtures, and the checks that hold after anything."""
 
+import anyio
 import pytest
 
 from perdure.protocol.log import RecordedEvent
+from perdure.store.commits import Busy, Commit, CommitResult
 from perdure.store.ports import Database, Store
 from perdure.store.reader import Reader
 from perdure.testing.clock import FakeClock
 
 EVENTS_MAX = 10_000
+ANSWER_S_MAX = 15
 
 
 class Contract:
@@ -44,3 +47,13 @@ async def history(reader: Reader, run_id: str) -> list[RecordedEvent]:
 async def types_of(reader: Reader, run_id: str) -> list[str]:
     """Return the types of a run's events, in order."""
     return [event.type for event in await history(reader, run_id)]
+
+
+async def settled_answer(store: Store, commit: Commit) -> CommitResult:
+    """Send a commit until it finds its row free, as a committer does (decision 6)."""
+    with anyio.fail_after(ANSWER_S_MAX):
+        while True:
+            (result,) = await store.commit([commit])
+            if not isinstance(result, Busy):
+                return result
+    raise AssertionError("the scope raises when time is up")

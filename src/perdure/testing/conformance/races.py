@@ -11,7 +11,6 @@ import pytest
 from perdure.protocol.states import AttemptEnd, ParkedOn
 from perdure.store.commits import (
     Behind,
-    Busy,
     CancelRequested,
     Commit,
     CommitResult,
@@ -37,7 +36,7 @@ from perdure.testing.builders import (
     want,
 )
 from perdure.testing.clock import FakeClock
-from perdure.testing.conformance.base import Contract, history, types_of
+from perdure.testing.conformance.base import Contract, history, settled_answer, types_of
 
 ROUNDS = 10
 WAIT_S_MAX = 15
@@ -52,15 +51,13 @@ class RaceContract(Contract):
         for place in range(ROUNDS):
             held = await claimed(store)
             commit = commit_of(held.row, note(), path=TO_SUCCEEDED)
-            results: list[CommitResult | Busy] = []
+            results: list[CommitResult] = []
 
             async def cancel(run_id: str = commit.run_id) -> None:
                 await store.request_cancel(run_id, cancel_wish())
 
-            async def write(
-                commit: Commit = commit, into: list[CommitResult | Busy] = results
-            ) -> None:
-                into.extend(await store.commit([commit]))
+            async def write(commit: Commit = commit, into: list[CommitResult] = results) -> None:
+                into.append(await settled_answer(store, commit))
 
             await _at_once(cancel, write) if place % 2 else await _at_once(write, cancel)
             found = await types_of(reader, commit.run_id)
@@ -86,7 +83,7 @@ class RaceContract(Contract):
                 await store.request_cancel(run_id, cancel_wish())
 
             async def park(commit: Commit = parked(commit_of(held.row), ready_in_s=0)) -> None:
-                await store.commit([commit])
+                await settled_answer(store, commit)
 
             await _at_once(cancel, park) if place % 2 else await _at_once(park, cancel)
             hot = (await look(reader, run_id)).hot
@@ -110,14 +107,14 @@ class RaceContract(Contract):
             async def answer(run_id: str = asked.run_id, opened: str = interrupt_id) -> None:
                 while True:
                     seen = await look(reader, run_id)
-                    [result] = await store.commit([answering(seen, opened)])
+                    result = await settled_answer(store, answering(seen, opened))
                     if isinstance(result, Committed):
                         return
                     assert isinstance(result, Behind)
 
             async def park(commit: Commit = parked(commit_of(row))) -> None:
                 while True:
-                    [result] = await store.commit([commit])
+                    result = await settled_answer(store, commit)
                     if isinstance(result, Committed):
                         return
                     assert isinstance(result, Behind)
@@ -141,7 +138,7 @@ class RaceContract(Contract):
             while True:
                 seen = await look(reader, run_id)
                 commit = commit_of(seen, note(name), note(name), any_holder=True)
-                [result] = await store.commit([commit])
+                result = await settled_answer(store, commit)
                 if isinstance(result, Committed):
                     return
                 assert isinstance(result, Behind)
@@ -159,15 +156,13 @@ class RaceContract(Contract):
             held = await claimed(store)
             commit = commit_of(held.row, note(), path=TO_SUCCEEDED)
             clock.advance(TTL_S)
-            results: list[CommitResult | Busy] = []
+            results: list[CommitResult] = []
 
             async def requeue() -> None:
                 await store.requeue_expired(10)
 
-            async def write(
-                commit: Commit = commit, into: list[CommitResult | Busy] = results
-            ) -> None:
-                into.extend(await store.commit([commit]))
+            async def write(commit: Commit = commit, into: list[CommitResult] = results) -> None:
+                into.append(await settled_answer(store, commit))
 
             await _at_once(requeue, write) if place % 2 else await _at_once(write, requeue)
             [attempt] = await reader.list_attempts(commit.run_id)

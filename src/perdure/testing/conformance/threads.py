@@ -14,7 +14,7 @@ from perdure.protocol.messages import Role
 from perdure.protocol.records import BaseKind, ThreadBase, ThreadRow
 from perdure.protocol.runs import RunRow
 from perdure.protocol.states import RunState
-from perdure.store.commits import Behind, Busy, Commit, CommitResult, Committed, NewMessage
+from perdure.store.commits import Behind, Commit, CommitResult, Committed, NewMessage
 from perdure.store.ports import Store
 from perdure.store.reader import Reader
 from perdure.store.requests import NewRun
@@ -29,7 +29,7 @@ from perdure.testing.builders import (
     new_thread,
     want,
 )
-from perdure.testing.conformance.base import Contract
+from perdure.testing.conformance.base import Contract, settled_answer
 from perdure.testing.conformance.topics import put, subscription
 
 TENANT = new_thread().tenant_id
@@ -357,10 +357,7 @@ class BranchContract(Contract):
             results = list[CommitResult]()
 
             async def end(commit: Commit, results: list[CommitResult] = results) -> None:
-                (result,) = await store.commit([commit])
-                while isinstance(result, Busy):
-                    (result,) = await store.commit([commit])
-                results.append(result)
+                results.append(await settled_answer(store, commit))
 
             with anyio.fail_after(10):
                 async with anyio.create_task_group() as group:
