@@ -1,6 +1,7 @@
 """Runs and events as commands print them."""
 
-from perdure.ops.output import json_text, note, print_json, print_line, print_table
+from perdure.cli.options import print_page
+from perdure.ops.output import json_text, print_line
 from perdure.ops.timeline import line_of
 from perdure.protocol.base import format_time
 from perdure.protocol.failures import FailureCode
@@ -55,22 +56,16 @@ def print_event(event: EncodedEvent) -> None:
 
 def print_state_fields(found: Slice[StateFieldView], *, json: bool) -> None:
     """Print what fields of scope thread or agent hold."""
-    if json:
-        print_json({"items": found.items, "next": found.next})
-        return
-    print_table(
+    print_page(
+        found,
         ("FIELD", "RULE", "VERSION", "VALUE", "BY", "UPDATED"),
-        [
-            (
-                item.name,
-                item.rule,
-                str(item.version),
-                "" if item.empty else json_text(item.value),
-                item.run_id,
-                format_time(item.updated_at),
-            )
-            for item in found.items
-        ],
+        lambda item: (
+            item.name,
+            item.rule,
+            item.version,
+            "" if item.empty else json_text(item.value),
+            item.run_id,
+            format_time(item.updated_at),
+        ),
+        json=json,
     )
-    if found.next:
-        note(f"more: --after {found.next}")

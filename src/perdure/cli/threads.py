@@ -13,6 +13,7 @@ from perdure.cli.options import (
     Limit,
     json_of,
     on_service,
+    print_page,
     request_of,
 )
 from perdure.cli.showing import print_state_fields
@@ -128,25 +129,18 @@ def branches(
     async def work(service: Service) -> Slice[BranchView]:
         return await thread_branches.list_branches(service, LOCAL, thread, after=after, limit=limit)
 
-    found = on_service(db, work)
-    if json:
-        print_json({"items": found.items, "next": found.next})
-        return
-    print_table(
+    print_page(
+        on_service(db, work),
         ("BRANCH", "FROM", "BESIDE", "BY", "ADOPTED"),
-        [
-            (
-                item.thread_id,
-                str(item.position),
-                item.run_id or "",
-                item.author,
-                "" if item.adopted_at is None else format_time(item.adopted_at),
-            )
-            for item in found.items
-        ],
+        lambda item: (
+            item.thread_id,
+            item.position,
+            item.run_id or "",
+            item.author,
+            "" if item.adopted_at is None else format_time(item.adopted_at),
+        ),
+        json=json,
     )
-    if found.next:
-        note(f"more: --after {found.next}")
 
 
 @app.command()
