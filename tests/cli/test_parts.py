@@ -3,7 +3,12 @@
 import os
 import subprocess
 import sys
+from contextlib import nullcontext, redirect_stdout
 
+import pytest
+import typer
+
+from perdure.cli import parts
 from perdure.ops.exits import ExitCode
 from tests.cli.program import Program
 from tests.cli.workshop import REFERENCE
@@ -54,6 +59,29 @@ def test_checkpoints_attempts_and_artifacts_are_listed_and_read(perdure: Program
         assert ended.returncode == ExitCode.USAGE, ended.stderr
         assert says in ended.stderr
         assert "Traceback" not in ended.stderr
+
+
+def test_content_that_could_steer_a_terminal_is_not_printed_on_one() -> None:
+    """R-5.9: what an agent made is printed as it is, but not into a person's terminal."""
+    for data, shown in (
+        (b"a report\n\twith words\r\n", True),
+        ("größer als 3 €".encode(), True),
+        (b"\x1b]0;owned\x07", False),
+        ("\u202egnp.exe".encode(), False),
+        (b"\x89PNG\r\n", False),
+    ):
+        ours, theirs = os.openpty()
+        try:
+            with (
+                open(theirs, "w", encoding="utf-8", closefd=False) as terminal,
+                redirect_stdout(terminal),
+            ):
+                refused = pytest.raises(typer.BadParameter) if not shown else nullcontext()
+                with refused:
+                    parts.print_content(data)
+        finally:
+            os.close(ours)
+            os.close(theirs)
 
 
 def test_the_result_of_a_call_is_told_by_callback(perdure: Program) -> None:

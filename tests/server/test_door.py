@@ -42,6 +42,25 @@ def _nested(depth: int) -> bytes:
 
 
 @pytest.mark.parametrize(
+    ("query", "field", "detail"),
+    [
+        ("limit=5&limit=6", "limit", "it is given 2 times; give it once"),
+        ("unfinished=true&unfinished=true", "unfinished", "it is given 2 times; give it once"),
+        ("limits=5", "limits", "there is no such parameter here; there are: "),
+    ],
+)
+async def test_a_parameter_that_is_not_there_or_given_twice_is_refused(
+    world: World, query: str, field: str, detail: str
+) -> None:
+    """R-21.3: no value is silently chosen among several."""
+    answer = await world.http.get(f"/v1/runs?{query}")
+    assert answer.status_code == 422
+    told = answer.json()
+    assert (told["code"], told["field"]) == ("invalid", field)
+    assert told["detail"].startswith(detail) or detail in told["errors"][0]["detail"]
+
+
+@pytest.mark.parametrize(
     ("body", "status"),
     [
         (b"", 422),

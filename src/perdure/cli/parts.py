@@ -134,7 +134,10 @@ def artifact_(
     db: Db = None,
     json: Json = False,
 ) -> None:
-    """Print the content of an artifact as it is, or what is known of it with --json."""
+    """Print the content of an artifact as it is, or what is known of it with --json.
+
+    On a terminal what could steer it is refused: give --out, or send stdout elsewhere.
+    """
     if json and out is not None:
         raise typer.BadParameter("give at most one of --json, --out")
     if json:
@@ -146,7 +149,7 @@ def artifact_(
 
     data = on_service(db, work).data
     if out is None:
-        _print_content(data)
+        print_content(data)
         return
     try:
         out.write_bytes(data)
@@ -155,10 +158,14 @@ def artifact_(
     note(f"{len(data)} bytes written to {out}")
 
 
-def _print_content(data: bytes) -> None:
-    """Write bytes to stdout. Raises BadParameter when it is closed or takes no more."""
+def print_content(data: bytes) -> None:
+    """Write bytes to stdout. Raises BadParameter when it is closed, takes no more, or is a terminal
+    and the bytes are more than text.
+    """
     if sys.stdout is None:  # closed when the program was started
         raise typer.BadParameter("stdout is closed: give --out")
+    if sys.stdout.isatty() and not _is_shown(data):
+        raise typer.BadParameter("this is not plain text: give --out, or send stdout to a file")
     try:
         sys.stdout.buffer.write(data)
         sys.stdout.flush()
@@ -166,6 +173,15 @@ def _print_content(data: bytes) -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())  # what is left in the buffer is written at the exit
         raise typer.BadParameter(f"stdout: {error.strerror}") from None
+
+
+def _is_shown(data: bytes) -> bool:
+    """Tell whether bytes are text without characters that steer a terminal."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return False
+    return all(character.isprintable() or character in "\t\r\n" for character in text)
 
 
 @app.command("callback")

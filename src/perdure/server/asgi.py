@@ -11,6 +11,7 @@ ours is refused (DNS rebinding), and so is a mutating request from another origi
 import ipaddress
 import logging
 import re
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
@@ -23,6 +24,7 @@ from fastapi.dependencies.models import Dependant
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, JsonValue, TypeAdapter, ValidationError
+from starlette.datastructures import QueryParams
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -339,7 +341,8 @@ class StrictRoute(APIRoute):
     """A route whose body is parsed by the strict codec and validated without conversions.
 
     A number is no text and a text is no number or truth value. The framework gets the made object.
-    A query parameter that the route does not have is refused, as a field of a body is.
+    A query parameter that the route does not have, or that stands there twice, is refused, as a
+    field of a body is.
     """
 
     def get_route_handler(self) -> Handler:
@@ -348,9 +351,9 @@ class StrictRoute(APIRoute):
         taken = set(_parameters_of(self.dependant))
 
         async def handle_known(request: Request) -> Response:
-            unknown = [name for name in request.query_params if name not in taken]
-            if unknown:
-                raise RequestValidationError([_no_parameter(name, taken) for name in unknown])
+            problems = list(_parameter_problems(request.query_params, taken))
+            if problems:
+                raise RequestValidationError(problems)
             return await handle(request)
 
         return handle_known
@@ -391,10 +394,17 @@ def _parameters_of(dependant: Dependant) -> Iterator[str]:
         yield from _parameters_of(inner)
 
 
-def _no_parameter(name: str, taken: Iterable[str]) -> dict[str, object]:
-    known = ", ".join(sorted(taken)) or "none"
-    message = f"there is no such parameter here; there are: {known}"
-    return {"type": "unknown_parameter", "loc": ("query", name[:200]), "msg": message}
+def _parameter_problems(given: QueryParams, taken: set[str]) -> Iterator[dict[str, object]]:
+    """Give what is wrong with the names of query parameters; none is a list."""
+    for name, count in Counter(name for name, _ in given.multi_items()).items():
+        where = ("query", name[:200])
+        if name not in taken:
+            known = ", ".join(sorted(taken)) or "none"
+            message = f"there is no such parameter here; there are: {known}"
+            yield {"type": "unknown_parameter", "loc": where, "msg": message}
+        elif count > 1:
+            message = f"it is given {count} times; give it once"
+            yield {"type": "repeated_parameter", "loc": where, "msg": message}
 
 
 def _not_valid(error: ValidationError) -> RequestValidationError:

@@ -55,7 +55,7 @@ _WITH_BODY = ("too_slow", "too_large", "unsupported_media", "store_full")
 def may_answer(*codes: str, body: bool = False) -> Responses:
     """Return the documented problems of a route: these codes and those that every route has.
 
-    Each may answer `invalid`: it refuses a query parameter that it does not have.
+    Each may answer `invalid`: it refuses query parameters that it does not have, and repeated ones.
     """
     return _grouped({*_ALWAYS, *codes, *(_WITH_BODY if body else ())})
 

@@ -273,8 +273,8 @@ Every error of the HTTP API is an `application/problem+json` document (RFC 9457)
 | `details` | facts to act on, such as the first answer of an interrupt or the ids of open ones |
 | `next_actions` | what may be done next |
 
-A query parameter that a route does not have is `invalid`, as a field of a body is, with its name as
-`field`.
+A query parameter that a route does not have, or that is given twice, is `invalid`, as a field of a
+body is, with its name as `field`.
 
 A request that is answered with a problem has changed nothing, except where the description says
 that the first of two equal requests has.
