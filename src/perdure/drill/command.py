@@ -7,7 +7,7 @@ import typer
 
 from perdure.drill.conduct import Wish, clear_all, conduct
 from perdure.drill.report import DrillReport, print_report
-from perdure.drill.scenes import SCENES
+from perdure.drill.scenes import SCENES, Scene
 from perdure.ops.exits import ExitCode, run_async
 from perdure.ops.output import note, print_json, print_line
 from perdure.ops.settings import Settings, load_settings
@@ -72,10 +72,7 @@ def drill(
     run of the installation, beside which it may run, and deletes what it made. Exit code 0: every
     scene went as it should; 1: one did not, and its runs are kept; 3: see --strict.
     """
-    wanted = [scene for scene in SCENES if not scenes or scene.name in scenes]
-    unknown = set(scenes or ()) - {scene.name for scene in wanted}
-    if unknown:
-        raise typer.BadParameter(f"there is no scene {', '.join(sorted(unknown))}")
+    wanted = _wanted(scenes or [])
     if (tools or clear) and scenes:
         raise typer.BadParameter("--tools and --clear play no scene")
     settings = load_settings({"db": {"url": db} if db else None})
@@ -90,6 +87,14 @@ def drill(
     report = run_async(lambda: conduct(settings, wish, tell=note))
     _print(report, json=json)
     raise typer.Exit(_exit_of(report, strict=strict))
+
+
+def _wanted(names: list[str]) -> list[Scene]:
+    wanted = [scene for scene in SCENES if not names or scene.name in names]
+    unknown = set(names) - {scene.name for scene in wanted}
+    if unknown:
+        raise typer.BadParameter(f"there is no scene {', '.join(sorted(unknown))}")
+    return wanted
 
 
 def _check_database(settings: Settings) -> None:

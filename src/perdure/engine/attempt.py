@@ -25,35 +25,31 @@ from perdure.engine.closing import (
     finished_effects,
     look_up_open,
 )
-from perdure.engine.context import PlannerContext
 from perdure.engine.core import Core
 from perdure.engine.counting import count_draft
+from perdure.engine.deciding import Deciding
 from perdure.engine.draft import Draft, KeptField
 from perdure.engine.effects import Effects
 from perdure.engine.failing import CannotStore, draft_failed_attempt, is_about_data, told_of
 from perdure.engine.fields import (
     clash_of_calls,
-    current_values,
     fields_to_keep,
     news_of_fields,
 )
 from perdure.engine.held import Surroundings
 from perdure.engine.inheriting import taken_over
-from perdure.engine.journal import reserved_name
 from perdure.engine.judging import Judge
 from perdure.engine.lease import Lease, LeaseGone, Stop
 from perdure.engine.limits import before_planning
 from perdure.engine.load import Damaged, catch_up, load_view
 from perdure.engine.optimism import conflict_of, guard_end
 from perdure.engine.planning import draft_decision, draft_inherited, draft_model_uses, stands
-from perdure.engine.ports import AuthorError, HostedAgent, Planner, PlannerFailure, PlannerSession
-from perdure.engine.replies import Replies
+from perdure.engine.ports import HostedAgent, PlannerFailure, PlannerSession
 from perdure.engine.sessions import StoreTime, session_of
 from perdure.engine.steps import fail, rejection
 from perdure.engine.topics import find_subscribers, publishes
 from perdure.engine.tree import close_unheld, tell_parent
 from perdure.engine.turns import fields_at_end
-from perdure.engine.values import describe
 from perdure.engine.view import RunView
 from perdure.protocol.decisions import Decision, Finish, UpdatePlan
 from perdure.protocol.errors import PerdureError, StoreFull, Unavailable
@@ -66,7 +62,6 @@ from perdure.protocol.states import (
     RunState,
     Transition,
 )
-from perdure.protocol.values import RESERVED
 from perdure.store.commits import Behind, CancelRequested, Commit, Committed, LeaseLost, Refused
 from perdure.store.requests import TimerKind
 
@@ -93,12 +88,12 @@ class Attempt:
     """Set: the run is not to begin yet, and is looked at again after this time."""
     released: bool = False
     effects: Effects = field(init=False)
+    deciding: Deciding = field(init=False)
     session: PlannerSession | None = field(init=False)
-    _decision: tuple[int, Decision] | None = None
-    _replies: Replies | None = None
 
     def __post_init__(self) -> None:
         self.effects = Effects(attempt=self)
+        self.deciding = Deciding(attempt=self)
         time = StoreTime(self.core.clock, self.claimed_at, self.started_at)
         self.session = session_of(self.core, self.agent, time)
 
@@ -210,7 +205,7 @@ class Attempt:
             await self._take_over()
             return
         try:
-            decision = await self._decide()
+            decision = await self.deciding.decide()
         except PlannerFailure as error:
             await self._planner_failed(error)
             return
@@ -238,14 +233,14 @@ class Attempt:
             )
         draft = self.draft()
         draft.keeps = keeps
-        draft_decision(draft, decision, self.judge, self._replies)
+        draft_decision(draft, decision, self.judge, self.deciding.replies)
         guard_end(draft)
         dispatched = self.effects.dispatch(draft)
         stands = draft.view.snapshot.state is RunState.EXECUTING and draft.attempt_end is None
         if stands:
             self.effects.settle_idle(draft, dispatched)
         if await self.commit(draft):
-            self._decision = self._replies = None
+            self.deciding.forget()
             await self.effects.work(dispatched)
 
     async def _looked_around(self, decision: Decision) -> Sequence[KeptField] | Failure:
@@ -287,7 +282,7 @@ class Attempt:
 
     async def _end_in_conflict(self, decision: Decision, conflict: Failure) -> None:
         draft = self.draft()
-        draft_model_uses(draft, decision, self._replies)
+        draft_model_uses(draft, decision, self.deciding.replies)
         fail(draft, conflict)
         await self.commit(draft)
 
@@ -306,71 +301,6 @@ class Attempt:
         draft = self.draft()
         draft_inherited(draft, calls, self.judge)
         await self.commit(draft)
-
-    async def _decide(self) -> Decision:
-        """Ask the planner, or return what it decided before a commit that was not written.
-
-        A session remembers by itself what is not written yet, and may know more by now.
-        """
-        step = self.view.snapshot.step_index
-        if self.session is None and self._decision is not None and self._decision[0] == step:
-            return self._decision[1]
-        self.check_lease()
-        context = self.view.context(self.judge.granted())
-        if self.agent.fields and self.session is None:
-            context.fields = await current_values(self.view, self.agent)
-        planner = self.session or self.agent.planner
-        if self.view.facts.options.stream:
-            decision = await self._decide_aloud(planner, context)
-        else:
-            decision = await self._ask(planner, context)
-        self._decision = (step, decision)
-        return decision
-
-    async def _decide_aloud(
-        self, planner: Planner | PlannerSession, context: PlannerContext
-    ) -> Decision:
-        """Ask the planner and pass on what it says meanwhile (R-6.5)."""
-        replies = self._replies = Replies(self.core, self.lease, self.view)
-        context.open_message = replies.open
-        decision: Decision | None = None
-        failure: PlannerFailure | None = None
-        async with anyio.create_task_group() as group:
-            group.start_soon(replies.keep_durable, self._write_replies)
-            try:
-                decision = await self._ask(planner, context)
-            except PlannerFailure as error:
-                failure = error  # raised outside of the group, which would wrap it
-            finally:
-                replies.close()
-        if failure is not None:
-            raise failure
-        assert decision is not None
-        return decision
-
-    async def _ask(self, planner: Planner | PlannerSession, context: PlannerContext) -> Decision:
-        """Return the planner's decision; what its code raises is told as the author's.
-
-        Only the session of a code agent notes values under names of the runtime.
-        """
-        try:
-            decision = await planner.next_step(context)
-        except (PlannerFailure, AuthorError, PerdureError, LeaseGone):
-            raise
-        except Exception as error:
-            raise AuthorError(describe(error)) from error
-        name = reserved_name(decision, is_code=self.session is not None)
-        if name is not None:
-            raise AuthorError(f"{name}: names that begin with `{RESERVED}` are the runtime's")
-        return decision
-
-    async def _write_replies(self, replies: Replies) -> None:
-        """Make durable what was said so far. No checkpoint: nothing has moved."""
-        draft = self.draft()
-        draft.with_checkpoint = False
-        upto = replies.draft_pending(draft)
-        if upto and await self.commit(draft):
-            replies.written(upto)
 
     async def _planner_failed(self, error: PlannerFailure) -> None:
         """Retry with back-off while the policy allows, else fail the run (R-10.1)."""

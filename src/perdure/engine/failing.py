@@ -2,7 +2,9 @@
 
 import logging
 from collections.abc import Mapping
+from typing import cast
 
+from perdure.engine.blame import trace_in_code
 from perdure.engine.core import Core
 from perdure.engine.draft import Draft
 from perdure.engine.ports import AuthorError, Chance, ToolOutcome
@@ -72,3 +74,21 @@ def draft_failed_attempt(
     )
     draft.release(AttemptEnd.ERROR, ParkedOn.RETRY)
     draft.ready_in_s = delay_s
+
+
+def first_of(error: Exception) -> Exception:
+    """Return the first plain error inside nested groups."""
+    while isinstance(error, ExceptionGroup):
+        error = cast("ExceptionGroup[Exception]", error).exceptions[0]
+    return error
+
+
+def log_failed(run_id: str, error: Exception) -> None:
+    """Log a failed attempt; of an error of the author's code the trace through that code alone."""
+    if not isinstance(error, AuthorError):
+        log.warning("attempt of %s failed", run_id, exc_info=error)
+        return
+    cause = error.__cause__
+    trace = None if cause is None else trace_in_code(cause)
+    shown = (type(cause), cause, trace) if cause is not None and trace is not None else None
+    log.warning("attempt of %s failed: %s", run_id, error, exc_info=shown)

@@ -6,26 +6,20 @@ what decision 25 lists; leases, times and metadata are outside. Folding one even
 at the thousandth step as at the first: finished calls enter as a running hash.
 """
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
-from pydantic import JsonValue
-
+from perdure.engine.fold_custom import fold_custom
 from perdure.engine.snapshot import (
-    APPROVAL_EVENT_NAME,
     CORRECTABLE,
     FAILED_CALLS,
-    PENDING_EVENT_NAME,
-    STATE_EVENT_NAME,
     OpenCall,
     OpenChild,
     OpenInterrupt,
     RunSnapshot,
-    StateUpdate,
+    chain,
 )
-from perdure.protocol.breakpoints import BREAKPOINTS_EVENT_NAME, Breakpoint
 from perdure.protocol.codec import digest
 from perdure.protocol.events import (
     ActionEvent,
@@ -51,12 +45,7 @@ from perdure.protocol.events import (
 )
 from perdure.protocol.failures import FailureCode
 from perdure.protocol.fields import (
-    FIELD_EVENT_NAME,
-    FIELD_EVENTS,
-    READ_EVENT_NAME,
-    SETTLED_EVENT_NAME,
     decided_place,
-    slot_of,
 )
 from perdure.protocol.log import EventData, Unknown
 from perdure.protocol.states import (
@@ -65,9 +54,6 @@ from perdure.protocol.states import (
     ToolCallStatus,
     Transition,
 )
-
-STATE_UPDATE_EVENT_NAME = "perdure.state_update"
-"""Name of the custom event that says who replaced the agent's own state by hand, and why."""
 
 
 def fold(snapshot: RunSnapshot, seq: int, data: EventData | Unknown) -> None:
@@ -114,7 +100,7 @@ def _adopt(snapshot: RunSnapshot, origin: Origin) -> None:
     if origin.edits_state:
         snapshot.agent_state = origin.state
         snapshot.agent_state_digest = digest(origin.state)
-    _chain(snapshot, "origin", origin.run_id, str(origin.seq), origin.mode)
+    chain(snapshot, "origin", origin.run_id, str(origin.seq), origin.mode)
 
 
 def _forget_writes(snapshot: RunSnapshot) -> None:
@@ -207,7 +193,7 @@ def _fold_result(snapshot: RunSnapshot, data: ResultEvent) -> None:
     else:
         snapshot.valid_in_step = True
     args_digest = call.args_digest if call is not None else None
-    _chain(snapshot, "result", data.tool_call_id, data.status, data.output_digest, args_digest)
+    chain(snapshot, "result", data.tool_call_id, data.status, data.output_digest, args_digest)
 
 
 def _fold_question(snapshot: RunSnapshot, data: ApprovalRequestEvent | InterruptEvent) -> None:
@@ -248,7 +234,7 @@ def _fold_question(snapshot: RunSnapshot, data: ApprovalRequestEvent | Interrupt
 def _fold_resume(snapshot: RunSnapshot, data: ResumeEvent) -> None:
     question = snapshot.open_interrupts.pop(data.interrupt_id, None)
     value = digest(data.value) if data.value is not None else None
-    _chain(snapshot, "resume", data.interrupt_id, data.outcome, data.answer, value)
+    chain(snapshot, "resume", data.interrupt_id, data.outcome, data.answer, value)
     if question is not None and question.kind is InterruptKind.BREAKPOINT:
         snapshot.passed.add(question.key or "")
         snapshot.single_step = data.answer == Answer.STEP
@@ -276,7 +262,7 @@ def _fold_resume(snapshot: RunSnapshot, data: ResumeEvent) -> None:
 
 def _fold_model(snapshot: RunSnapshot, data: ModelEvent) -> None:
     snapshot.step_first_seq = snapshot.step_first_seq or snapshot.last_seq
-    _chain(snapshot, "model", data.text if data.text_ref is None else data.text_ref.digest)
+    chain(snapshot, "model", data.text if data.text_ref is None else data.text_ref.digest)
     snapshot.model_calls += 1
     snapshot.input_tokens += data.usage.input_tokens
     snapshot.context_tokens = data.usage.input_tokens
@@ -340,7 +326,7 @@ def _fold_artifact(snapshot: RunSnapshot, data: ArtifactEvent) -> None:
 def _fold_child(snapshot: RunSnapshot, data: ChildEvent) -> None:
     """Keep what is open, and what finished and detached children used or may use."""
     if data.topic is not None:  # a subscriber's run: nothing of it comes back
-        _chain(snapshot, "delivered", data.child_run_id, data.topic, data.agent_id)
+        chain(snapshot, "delivered", data.child_run_id, data.topic, data.agent_id)
         snapshot.detached_children += data.phase == "spawned"
         return
     match data.phase:
@@ -357,7 +343,7 @@ def _fold_child(snapshot: RunSnapshot, data: ChildEvent) -> None:
             snapshot.children_use = add_use(snapshot.children_use, data.use)
             told = digest(data.result) if data.result_ref is None else data.result_ref.digest
             code = data.failure.code if data.failure is not None else None
-            _chain(snapshot, "child", data.child_run_id, data.state, told, code)
+            chain(snapshot, "child", data.child_run_id, data.state, told, code)
 
 
 def _fold_spawned(snapshot: RunSnapshot, data: ChildEvent) -> None:
@@ -365,10 +351,10 @@ def _fold_spawned(snapshot: RunSnapshot, data: ChildEvent) -> None:
     call = snapshot.open_calls.get(data.tool_call_id or "")
     if call is not None:
         call.status = ToolCallStatus.PENDING
-    _chain(snapshot, "spawned", data.child_run_id, data.key, data.agent_id)
+    chain(snapshot, "spawned", data.child_run_id, data.key, data.agent_id)
     if data.participant is not None and data.thread_id is not None:
         snapshot.participants[data.participant] = data.thread_id
-        _chain(snapshot, "participant", data.participant, data.thread_id)
+        chain(snapshot, "participant", data.participant, data.thread_id)
     if data.detached:
         snapshot.detached_children += 1
         snapshot.children_use = add_use(snapshot.children_use, data.use)
@@ -404,84 +390,6 @@ def _fold_error(snapshot: RunSnapshot, data: ErrorEvent) -> None:
         snapshot.invalid_in_step = True
 
 
-def _fold_custom(snapshot: RunSnapshot, data: CustomEvent) -> None:
-    if data.name == STATE_EVENT_NAME:
-        snapshot.agent_state = data.value
-        snapshot.agent_state_digest = digest(data.value)
-    elif data.name == STATE_UPDATE_EVENT_NAME and isinstance(data.value, dict):
-        _fold_state_update(snapshot, data.value)
-    elif data.name in FIELD_EVENTS and isinstance(data.value, dict):
-        _fold_field(snapshot, data, data.value)
-    elif data.name == BREAKPOINTS_EVENT_NAME and isinstance(data.value, list):
-        snapshot.breakpoints = tuple(Breakpoint.model_validate(point) for point in data.value)
-    elif data.name == APPROVAL_EVENT_NAME and isinstance(data.value, dict):
-        _fold_approval(snapshot, data.value)
-    elif data.name == PENDING_EVENT_NAME and isinstance(data.value, dict):
-        call = snapshot.open_calls.get(str(data.value.get("tool_call_id")))
-        if call is not None:
-            ref = data.value.get("external_ref")
-            call.status = ToolCallStatus.PENDING
-            call.by_callback, call.overdue = True, False
-            call.external_ref = None if ref is None else str(ref)
-            wait_s = data.value.get("expires_in_s")
-            call.wait_s = float(wait_s) if isinstance(wait_s, int | float) else 0.0
-
-
-def _fold_field(snapshot: RunSnapshot, data: CustomEvent, value: dict[str, JsonValue]) -> None:
-    """Keep a write by its place, and what the run sees of a field that outlives it."""
-    place = data.position or value.get("at")
-    if data.name == FIELD_EVENT_NAME and place is not None:
-        snapshot.writes[str(place)] = value
-        _chain(snapshot, "write", str(place), digest(value))
-    elif data.name == READ_EVENT_NAME:
-        snapshot.fields_read[slot_of(value)] = value
-        _chain(snapshot, "read", digest(value))
-    elif data.name == SETTLED_EVENT_NAME:
-        places = value.get("places")
-        snapshot.knows_settled = True
-        snapshot.settled |= frozenset(map(str, places if isinstance(places, list) else ()))
-        _chain(snapshot, "settled", digest(value))
-
-
-def _fold_state_update(snapshot: RunSnapshot, value: dict[str, JsonValue]) -> None:
-    """Take a state that a person gave; who and why enter the history."""
-    state, by, reason = value.get("state"), str(value.get("by")), value.get("reason")
-    snapshot.agent_state = state
-    snapshot.agent_state_digest = digest(state)
-    told = None if reason is None else str(reason)
-    _chain(snapshot, "state_update", by, told, snapshot.agent_state_digest)
-    key = value.get("key")
-    if key is not None:
-        wanted = state_update_fingerprint(state, told)
-        snapshot.state_updates[str(key)] = StateUpdate(snapshot.last_seq, wanted)
-
-
-def state_update_fingerprint(state: JsonValue, reason: str | None) -> str:
-    """Return what makes two updates by hand under one key the same."""
-    return digest([state, reason])
-
-
-def _fold_approval(snapshot: RunSnapshot, value: dict[str, JsonValue]) -> None:
-    """Keep who may decide by now, and whether they were told."""
-    question = snapshot.open_interrupts.get(str(value.get("approval_id")))
-    if question is None:
-        return
-    match value.get("phase"):
-        case "delegated" | "escalated" as phase:
-            approvers = value.get("approvers")
-            if isinstance(approvers, list):
-                question.approvers = tuple(map(str, approvers))
-            question.told, question.not_told = False, 0
-            if phase == "escalated":
-                question.escalate_after_s = None
-        case "notified":
-            question.told, question.not_told = True, 0
-        case "not_notified":
-            question.not_told += 1
-        case _:
-            pass
-
-
 _FOLDERS: dict[type, Callable[[RunSnapshot, Any], None]] = {
     StateEvent: _fold_state,
     ActionEvent: _fold_action,
@@ -500,11 +408,6 @@ _FOLDERS: dict[type, Callable[[RunSnapshot, Any], None]] = {
     ChildEvent: _fold_child,
     HandoffEvent: _fold_handoff,
     ErrorEvent: _fold_error,
-    CustomEvent: _fold_custom,
+    CustomEvent: fold_custom,
 }
 """The event types a snapshot depends on; all others only move its `last_seq`."""
-
-
-def _chain(snapshot: RunSnapshot, *parts: str | None) -> None:
-    text = "\x1f".join([snapshot.history, *[part or "" for part in parts]])
-    snapshot.history = hashlib.sha256(text.encode()).hexdigest()

@@ -24,6 +24,9 @@ from perdure.protocol.states import (
 )
 from perdure.protocol.values import BlobRef
 
+STATE_UPDATE_EVENT_NAME = "perdure.state_update"
+"""Name of the custom event that says who replaced the agent's own state by hand, and why."""
+
 STATE_EVENT_NAME = "perdure.state"
 """Name of the custom event that carries a new value of the agent's own state."""
 
@@ -236,3 +239,9 @@ def _open_parts(snapshot: RunSnapshot) -> list[object]:
 def is_side_effect(effect: SideEffect | None) -> bool:
     """Tell whether a tool of this class leaves something in the world."""
     return effect is not None and effect is not SideEffect.READ
+
+
+def chain(snapshot: RunSnapshot, *parts: str | None) -> None:
+    """Enter what no field keeps any more into the running hash of the history."""
+    text = "\x1f".join([snapshot.history, *[part or "" for part in parts]])
+    snapshot.history = hashlib.sha256(text.encode()).hexdigest()

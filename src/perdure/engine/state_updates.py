@@ -13,8 +13,8 @@ from pydantic import JsonValue
 from perdure.engine.approvals import leave_as_it_is
 from perdure.engine.core import Core
 from perdure.engine.draft import Draft
-from perdure.engine.fold import STATE_UPDATE_EVENT_NAME, state_update_fingerprint
-from perdure.engine.snapshot import RunSnapshot
+from perdure.engine.fold_custom import state_update_fingerprint
+from perdure.engine.snapshot import STATE_UPDATE_EVENT_NAME, RunSnapshot
 from perdure.engine.unheld import intervene
 from perdure.protocol.codec import clean
 from perdure.protocol.errors import Conflict, IdempotencyMismatch, Invalid, NotFound

@@ -5,7 +5,7 @@ it that ended before the cancel reached them, the last one first. How far each i
 run's `compensation` events.
 """
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -22,7 +22,6 @@ from perdure.protocol.events import (
     CompensationEvent,
     ResultEvent,
     ResumeEvent,
-    became_of_undoing,
 )
 from perdure.protocol.failures import FailureCode
 from perdure.protocol.log import EventData, Unknown
@@ -312,3 +311,18 @@ async def _edited(core: Core, item: Undo) -> JsonValue:
 async def _event(core: Core, run_id: str, seq: int) -> EventData | Unknown | None:
     found = await core.reader.events_after(run_id, seq - 1, limit=1)
     return found[0].data if found and found[0].seq == seq else None
+
+
+def became_of_undoing(tries: Sequence[CompensationEvent]) -> str:
+    """Return what the end of a run tells of undoing a call, by its `compensation` events in order.
+
+    A try whose end is not known may have been the one that undid it, also when later ones failed.
+    """
+    not_begun = {one.number for one in tries if not one.begun}
+    ends = {one.number: one.status for one in tries if one.number not in not_begun}
+    told = set(ends.values())
+    if "succeeded" in told:
+        return "succeeded"
+    if told & {"started", "unknown"}:
+        return "unknown"
+    return "failed" if told else "not_started"

@@ -13,18 +13,18 @@ import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import anyio
 import anyio.abc
 from pydantic import JsonValue
 
 from perdure.engine.attempt import Attempt
-from perdure.engine.blame import trace_in_code
 from perdure.engine.committer import Committer
 from perdure.engine.compensation import Compensator
 from perdure.engine.continuing import comes_too_early, pause_for_origin_s
 from perdure.engine.core import Core
+from perdure.engine.failing import first_of, log_failed
 from perdure.engine.heartbeat import Heartbeat
 from perdure.engine.held import Finished, Surroundings
 from perdure.engine.incompatible import VersionGone, end_incompatible
@@ -34,7 +34,7 @@ from perdure.engine.lease import Lease, LeaseGone, Stop
 from perdure.engine.load import Damaged, load_claimed
 from perdure.engine.maintenance import Maintenance
 from perdure.engine.notices import Notices
-from perdure.engine.ports import AgentCatalog, AuthorError, Notifier, Policy, ToolRunner
+from perdure.engine.ports import AgentCatalog, Notifier, Policy, ToolRunner
 from perdure.engine.retention import Retention
 from perdure.engine.returning import return_by_policy
 from perdure.engine.view import RunView
@@ -295,7 +295,7 @@ class Worker:
             self.core.metrics.engine.lease_losses.inc()
             log.info("lease lost", extra={"run_id": lease.run_id})
         except* Exception as group:  # noqa: BLE001  # the one boundary of an attempt
-            await self._wind_up(claimed, attempt, lease, _first(group))
+            await self._wind_up(claimed, attempt, lease, first_of(group))
         finally:
             if self._leases.get(lease.run_id) is lease:
                 del self._leases[lease.run_id]
@@ -357,14 +357,14 @@ class Worker:
                 elif isinstance(error, (Damaged, Incompatible)):
                     await self._put_aside(claimed, attempt, lease, error)
                 elif attempt is not None:
-                    _log_failed(lease.run_id, error)
+                    log_failed(lease.run_id, error)
                     await attempt.fail_attempt(error)
                 else:
                     await self._not_begun(lease, error)
         except* LeaseGone:
             log.info("lease lost while failing", extra={"run_id": lease.run_id})
         except* Exception as group:  # noqa: BLE001  # one run must not take the worker down
-            log.warning("run %s: its failure is not recorded: %s", lease.run_id, _first(group))
+            log.warning("run %s: its failure is not recorded: %s", lease.run_id, first_of(group))
 
     async def _put_aside(
         self, claimed: Claimed, attempt: Attempt | None, lease: Lease, error: Exception
@@ -486,21 +486,3 @@ class Worker:
 
 def _card_json(card: AgentCard) -> JsonValue:
     return card.model_dump(mode="json")
-
-
-def _first(error: Exception) -> Exception:
-    """Return the first plain error inside nested groups."""
-    while isinstance(error, ExceptionGroup):
-        error = cast("ExceptionGroup[Exception]", error).exceptions[0]
-    return error
-
-
-def _log_failed(run_id: str, error: Exception) -> None:
-    """Log a failed attempt; of an error of the author's code the trace through that code alone."""
-    if not isinstance(error, AuthorError):
-        log.warning("attempt of %s failed", run_id, exc_info=error)
-        return
-    cause = error.__cause__
-    trace = None if cause is None else trace_in_code(cause)
-    shown = (type(cause), cause, trace) if cause is not None and trace is not None else None
-    log.warning("attempt of %s failed: %s", run_id, error, exc_info=shown)

@@ -4,9 +4,13 @@ from collections.abc import Callable
 
 from pydantic import JsonValue
 
-from perdure.engine.fold import STATE_UPDATE_EVENT_NAME
 from perdure.engine.journal import CODE, NOW, PATCHED, SLEEP, STEP_TOOLS
-from perdure.engine.snapshot import APPROVAL_EVENT_NAME, PENDING_EVENT_NAME, STATE_EVENT_NAME
+from perdure.engine.snapshot import (
+    APPROVAL_EVENT_NAME,
+    PENDING_EVENT_NAME,
+    STATE_EVENT_NAME,
+    STATE_UPDATE_EVENT_NAME,
+)
 from perdure.protocol.breakpoints import BREAKPOINTS_EVENT_NAME
 from perdure.protocol.codec import canonical
 from perdure.protocol.event_views import EventView

@@ -6,7 +6,6 @@ starts at 1, has no gaps, and was assigned in the transaction of the fact it rep
 Readers accept types they do not know as `Unknown`, so that an older release passes them through.
 """
 
-from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import Field
@@ -319,21 +318,6 @@ class CompensationEvent(Stored):
     error: Failure | None = None
     again: bool = False
     begun: bool = True
-
-
-def became_of_undoing(tries: Sequence[CompensationEvent]) -> str:
-    """Return what the end of a run tells of undoing a call, by its `compensation` events in order.
-
-    A try whose end is not known may have been the one that undid it, also when later ones failed.
-    """
-    not_begun = {one.number for one in tries if not one.begun}
-    ends = {one.number: one.status for one in tries if one.number not in not_begun}
-    told = set(ends.values())
-    if "succeeded" in told:
-        return "succeeded"
-    if told & {"started", "unknown"}:
-        return "unknown"
-    return "failed" if told else "not_started"
 
 
 class GuardrailEvent(Stored):

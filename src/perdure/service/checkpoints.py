@@ -2,8 +2,8 @@
 
 import jsonpatch
 
-from perdure.engine.fold import STATE_UPDATE_EVENT_NAME
 from perdure.engine.load import Damaged
+from perdure.engine.snapshot import STATE_UPDATE_EVENT_NAME
 from perdure.engine.states import state_at
 from perdure.protocol.errors import Conflict, Gone, NotFound
 from perdure.protocol.events import CustomEvent

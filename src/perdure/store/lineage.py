@@ -12,7 +12,7 @@ from pydantic import JsonValue
 
 from perdure.protocol.codec import digest
 from perdure.protocol.errors import Conflict, ThreadBusy
-from perdure.protocol.records import BaseKind, StateValueRow, ThreadBase, ThreadRow
+from perdure.protocol.records import BaseKind, ThreadBase, ThreadRow
 from perdure.store.requests import NewRun
 
 
@@ -50,38 +50,6 @@ def adopted_base(thread: ThreadRow, branch: ThreadRow, author: str, now: datetim
         author=author,
         created_at=now,
     )
-
-
-def adopted_values(
-    base: ThreadBase,
-    of_branch: Sequence[ThreadBase],
-    mine: Sequence[StateValueRow],
-    theirs: Sequence[StateValueRow],
-) -> list[StateValueRow]:
-    """Return the rows that a thread's fields get when it adopts a branch.
-
-    They hold what the branch's hold; those that the branch has none of and that were written since
-    the fork are emptied. Versions go on, so that no run takes one value for another.
-    """
-    left_at = max(
-        (one.base_position for one in of_branch if one.base_thread_id == base.thread_id), default=0
-    )
-    known = {row.name: row.version for row in mine}
-    taken = [
-        replace(
-            row,
-            scope_id=base.thread_id,
-            version=max(row.version, known.get(row.name, 0)) + 1,
-            position=base.from_position,
-        )
-        for row in theirs
-    ]
-    names = {row.name for row in theirs}
-    return taken + [
-        replace(row, version=row.version + 1, value=None, empty=True, position=base.from_position)
-        for row in mine
-        if row.name not in names and row.position > left_at
-    ]
 
 
 def check_adoption(

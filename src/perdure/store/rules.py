@@ -42,7 +42,6 @@ from perdure.store.commits import (
     CommitResult,
     Committed,
     LeaseLost,
-    NewStateValue,
     Refused,
 )
 from perdure.store.requests import (
@@ -485,19 +484,3 @@ def place_after(page: Sequence[str], after: str | None, dropped: int, limit: int
     if dropped >= limit:
         return after or BEFORE_ALL_THREADS
     return page[-1] if len(page) == limit else None
-
-
-# ---------------------------------------------------------------- state that outlives runs
-
-
-def in_lock_order(values: Iterable[NewStateValue]) -> list[NewStateValue]:
-    """Return values in the order in which all writers lock their rows."""
-    return sorted(values, key=lambda new: (new.scope, new.scope_id, new.name))
-
-
-def has_moved(new: NewStateValue, version: int | None) -> bool:
-    """Tell whether a row is not at the version that a commit was drafted upon (None: no row)."""
-    return (version or 0) != new.expected
-
-
-# ---------------------------------------------------------------- threads and messages

@@ -6,13 +6,11 @@ Arguments and results are JSON; what is returned is a copy. Nothing else that th
 is durable.
 """
 
-import functools
 import hashlib
 import inspect
 import random as random_module
 import uuid as uuid_module
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal, TypeVar, cast
@@ -34,6 +32,7 @@ from perdure.agents.code.live import (
     whole,
 )
 from perdure.agents.code.positions import Branch, at
+from perdure.agents.code.steps import local_step
 from perdure.engine.context import PlannerContext
 from perdure.engine.journal import NOW, SLEEP, STEP_TOOLS, plan_digest, question_digest
 from perdure.engine.ports import LocalStep
@@ -77,13 +76,11 @@ from perdure.protocol.values import (
     NAME_CHARACTERS_MAX,
     RESERVED,
 )
-from perdure.tools.api import ToolError
 from perdure.tools.jobs import copied
 
 R = TypeVar("R")
 
 STEP, STEP_ONCE = "perdure.step", "perdure.step_once"
-NO_RETRY = RetryPolicy(attempts_max=1)
 SLEEP_S_MAX = 366 * 86_400
 
 Kind = Literal["input", "auth", "approval"]
@@ -141,7 +138,7 @@ class Context:
             args={"args": [clean(arg) for arg in args]},
             call_id=named,
         )
-        step = _local(function, cast("dict[str, Any]", wish.args)["args"], retry, timeout_s)
+        step = local_step(function, cast("dict[str, Any]", wish.args)["args"], retry, timeout_s)
         return cast("R", await self._call(wish, named, step))
 
     async def tool(self, name: str, /, **args: object) -> Any:
@@ -451,55 +448,6 @@ class Context:
         position = self._live.derived(kind)
         run_id = self._live.first_past(position)
         return hashlib.sha256(f"{run_id}\x1f{position}\x1f{kind}".encode()).digest()
-
-
-def _local(
-    function: Callable[..., object],
-    args: list[JsonValue],
-    retry: RetryPolicy | None,
-    timeout_s: float | None,
-) -> LocalStep:
-    inner = function
-    while isinstance(inner, functools.partial):
-        inner = inner.func
-    is_async = inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(
-        getattr(inner, "__call__", None)  # noqa: B004  # an object with an async __call__
-    )
-    own = [copied(arg) for arg in args]
-
-    def run() -> object:
-        with _told(retry is not None):
-            return function(*[copied(arg) for arg in own])
-
-    async def run_async() -> object:
-        with _told(retry is not None):
-            return await cast("Awaitable[object]", function(*[copied(arg) for arg in own]))
-
-    return LocalStep(
-        run=run_async if is_async else run,
-        is_async=is_async,
-        retry=retry or NO_RETRY,
-        timeout_s=timeout_s,
-    )
-
-
-class _told:  # reads as a statement: with _told(...)
-    """Says of an error of a step's function that it may be tried again, when the author says so."""
-
-    def __init__(self, retryable: bool) -> None:
-        self._retryable = retryable
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if self._retryable and isinstance(error, Exception) and not isinstance(error, ToolError):
-            text = ""
-            with suppress(Exception):
-                text = str(error)
-            name = type(error).__name__
-            reason = f"{name}: {text}" if text else name
-            raise ToolError(reason, {"type": name}, retryable=True) from error
 
 
 def _name(name: str) -> str:

@@ -1,6 +1,6 @@
 """States that were updated by hand."""
 
-from perdure.engine.fold import STATE_UPDATE_EVENT_NAME
+from perdure.engine.snapshot import STATE_UPDATE_EVENT_NAME
 from perdure.ops.verify.checks import Found, rule
 from perdure.ops.verify.record import RunRecord
 from perdure.protocol.events import CustomEvent, StateEvent

@@ -2,9 +2,10 @@
 
 from collections import defaultdict
 
+from perdure.engine.undoing import became_of_undoing
 from perdure.ops.verify.checks import Found, rule
 from perdure.ops.verify.record import LogLine, RunRecord
-from perdure.protocol.events import CancelEvent, CompensationEvent, StateEvent, became_of_undoing
+from perdure.protocol.events import CancelEvent, CompensationEvent, StateEvent
 from perdure.protocol.failures import FailureCode
 from perdure.protocol.states import ToolCallStatus
 

@@ -7,8 +7,8 @@ from typing import Literal
 from perdure.protocol.records import StateValueRow, ThreadBase
 from perdure.protocol.runs import RunFacts
 from perdure.store.commits import Commit
+from perdure.store.lasting import has_moved, in_lock_order
 from perdure.store.memory.tables import Tables
-from perdure.store.rules import has_moved, in_lock_order
 
 
 def have_moved(tables: Tables, commit: Commit, tenant_id: str) -> bool:

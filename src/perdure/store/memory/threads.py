@@ -6,7 +6,8 @@ from perdure.protocol.errors import Conflict, Gone, Invalid, NotFound, ThreadBus
 from perdure.protocol.records import BaseKind, ThreadBase, ThreadRow
 from perdure.protocol.states import TERMINAL, ArtifactStatus
 from perdure.store import keeping, rules
-from perdure.store.lineage import adopted_base, adopted_values, check_adoption
+from perdure.store.lasting import adopted_values
+from perdure.store.lineage import adopted_base, check_adoption
 from perdure.store.memory.retention import drop_if_free
 from perdure.store.memory.state_values import copy, drop, listed, put
 from perdure.store.memory.tables import Tables

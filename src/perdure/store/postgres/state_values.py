@@ -11,12 +11,11 @@ from perdure.protocol.codec import decode, encode
 from perdure.protocol.ids import RUN, hex_of
 from perdure.protocol.records import StateValueRow, ThreadBase
 from perdure.store.commits import Commit
-from perdure.store.lineage import adopted_values
+from perdure.store.lasting import adopted_values, has_moved, in_lock_order
 from perdure.store.postgres.driver import Connection, Row
 from perdure.store.postgres.rows import readable
 from perdure.store.postgres.statements import SQL
 from perdure.store.postgres.wire import id_in
-from perdure.store.rules import has_moved, in_lock_order
 
 _ALL = 1_000_000
 

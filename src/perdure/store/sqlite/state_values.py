@@ -4,8 +4,7 @@ from perdure.protocol.base import from_micros, to_micros
 from perdure.protocol.codec import decode, encode
 from perdure.protocol.records import StateValueRow, ThreadBase
 from perdure.store.commits import Commit
-from perdure.store.lineage import adopted_values
-from perdure.store.rules import has_moved, in_lock_order
+from perdure.store.lasting import adopted_values, has_moved, in_lock_order
 from perdure.store.sqlite.connection import read_row
 from perdure.store.sqlite.rows import Row, pack_id
 from perdure.store.sqlite.transaction import Transaction

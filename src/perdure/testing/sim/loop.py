@@ -194,6 +194,16 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._tasks_made += 1
         return _Task(self._tasks_made, coroutine, loop=self, **settings)
 
+    def throw_away(self) -> None:
+        """Close the loop over whatever never ended: processes that were killed do not clean up."""
+        states: Any = anyio_asyncio._task_states  # type: ignore[attr-defined]  # noqa: SLF001
+        for task in asyncio.all_tasks(self):
+            task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001
+            states.pop(
+                task, None
+            )  # anyio keeps it until the task ends, and with it all that it holds
+        self.close()
+
     def stop_process(self, process: Process) -> None:
         """Let a process run no more, until it is resumed."""
         process.stopped = True

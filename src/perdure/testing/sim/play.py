@@ -71,19 +71,23 @@ class Outcome:
 
 def simulate(script: Script, planted: Planted = NOTHING, *, store: StoreKind = "memory") -> Outcome:
     """Play a script to its end and check all that it left."""
-    loop = VirtualLoop(chance_of(script, "order"))
     with _undisturbed(), ordered_scopes(), planted.patched():
-        play = _Play(script, loop, planted)
-        stage = play.stage
-        with backend_of(store, stage.db_clock.now, stage.soon) as backend:
-            stage.open(backend, play.crew.stop, play.calling_back.take)
-            try:
-                loop.run_until_complete(play.run())
-            except Livelock as error:
-                stage.facts.found("progress", str(error))
-            finally:
-                outcome = play.outcome()
-                _forget(loop)
+        return _played(script, planted, store)  # all that it made can be thrown away by now
+
+
+def _played(script: Script, planted: Planted, store: StoreKind) -> Outcome:
+    loop = VirtualLoop(chance_of(script, "order"))
+    play = _Play(script, loop, planted)
+    stage = play.stage
+    with backend_of(store, stage.db_clock.now, stage.soon) as backend:
+        stage.open(backend, play.crew.stop, play.calling_back.take)
+        try:
+            loop.run_until_complete(play.run())
+        except Livelock as error:
+            stage.facts.found("progress", str(error))
+        finally:
+            outcome = play.outcome()
+            loop.throw_away()
     return outcome
 
 
@@ -106,13 +110,6 @@ def _undisturbed() -> Generator[None]:
         logging.disable(level)
         if was_on:
             gc.enable()
-
-
-def _forget(loop: VirtualLoop) -> None:
-    """Close the loop over whatever never ended: processes that were killed do not clean up."""
-    for task in asyncio.all_tasks(loop):
-        task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001
-    loop.close()
 
 
 class _Play:
