@@ -6,10 +6,10 @@ import sys
 from contextlib import nullcontext, redirect_stdout
 
 import pytest
-import typer
 
-from perdure.cli import parts
 from perdure.ops.exits import ExitCode
+from perdure.ops.output import print_bytes
+from perdure.protocol.errors import Invalid
 from tests.cli.program import Program
 from tests.cli.workshop import REFERENCE
 
@@ -43,11 +43,13 @@ def test_checkpoints_attempts_and_artifacts_are_listed_and_read(perdure: Program
     assert perdure("runs", "artifact", artifact_id, "--out", nowhere).code == ExitCode.USAGE
     both = perdure("runs", "artifact", artifact_id, "--json", "--out", str(there))
     assert both.code == ExitCode.USAGE
-    for command, says in (
-        ('exec "$@" >/dev/full', "No space left on device"),
-        ('exec "$@" >&-', "stdout is closed"),
+    for rest, command, says in (
+        (("artifact", artifact_id), 'exec "$@" >/dev/full', "No space left on device"),
+        (("artifact", artifact_id), 'exec "$@" >&-', "stdout is closed"),
+        (("list",), 'exec "$@" >/dev/full', "No space left on device"),
+        (("list", "--json"), 'exec "$@" >&-', "stdout is closed"),
     ):
-        words = [sys.executable, "-m", "perdure.cli.main", "runs", "artifact", artifact_id]
+        words = [sys.executable, "-m", "perdure.cli.main", "runs", *rest]
         ended = subprocess.run(
             ["/bin/sh", "-c", command, "sh", *words],
             cwd=perdure.folder,
@@ -76,9 +78,9 @@ def test_content_that_could_steer_a_terminal_is_not_printed_on_one() -> None:
                 open(theirs, "w", encoding="utf-8", closefd=False) as terminal,
                 redirect_stdout(terminal),
             ):
-                refused = pytest.raises(typer.BadParameter) if not shown else nullcontext()
+                refused = pytest.raises(Invalid) if not shown else nullcontext()
                 with refused:
-                    parts.print_content(data)
+                    print_bytes(data)
         finally:
             os.close(ours)
             os.close(theirs)

@@ -285,10 +285,15 @@ def test_every_fault_has_ids_of_the_catalogue_and_a_name_of_its_own() -> None:
 
 @pytest.mark.parametrize(
     ("code", "active", "before"),
-    [("thread_busy", "run_1", True), ("thread_busy", "run_2", False), ("conflict", "run_1", False)],
+    [
+        ("thread_busy", "run_1", True),
+        ("thread_busy", "run_2", False),
+        ("thread_busy", None, False),
+        ("conflict", "run_1", False),
+    ],
 )
 def test_a_refusal_beside_a_started_run_is_excused_only_where_another_run_was_active(
-    code: str, active: str, before: bool
+    code: str, active: str | None, before: bool
 ) -> None:
     """R-3.2: a key whose run exists answers with that run, also while the run is active."""
     refused = Reply(409, {"code": code, "details": {"run_id": active}}, replayed=False)

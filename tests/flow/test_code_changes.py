@@ -291,14 +291,20 @@ async def test_what_was_to_go_on_does_not_when_its_run_ended_otherwise(
             assert RunState.PLANNING not in states(await engine.events(run_id))
 
 
-async def test_what_goes_on_waits_for_an_origin_that_holds_no_turn(url: str, zoo: ToolZoo) -> None:
+@pytest.mark.parametrize("gone", [False, True], ids=["served", "gone as well"])
+async def test_what_goes_on_waits_for_an_origin_that_holds_no_turn(
+    url: str, zoo: ToolZoo, gone: bool
+) -> None:
     """R-20.2, R-9.1: an optimistic run beside an active one waits when its worker dies that made the
-    run that goes on. That one does not begin when the thread is free: first the other has to end."""
+    run that goes on. That one does not begin when the thread is free: first the other has to end,
+    also when the version of the one that goes on is gone by now."""
 
     def works(context: PlannerContext) -> Decision:
         return call("hang") if context.step_index == 0 else Finish()
 
     newest = agent("changing", "5", tools=["echo"])(short)
+    if gone:
+        newest = agent("changing", "6", tools=["echo"], replaces=["5"], continues=True)(short)
     active = scripted("active", works, tools=[ToolGrant(name="hang")])
     async with flow(url, [versioned(short), newest, active], zoo) as engine:
         first = await engine.submit("active")

@@ -1,7 +1,5 @@
 """`perdure runs`: checkpoints, attempts, artifacts, artifact, callback: what a run consists of."""
 
-import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -21,7 +19,7 @@ from perdure.cli.options import (
     print_page,
     request_of,
 )
-from perdure.ops.output import note, print_json
+from perdure.ops.output import note, print_bytes, print_json
 from perdure.protocol.base import format_time
 from perdure.service import artifacts as service_artifacts
 from perdure.service import attempts as service_attempts
@@ -149,39 +147,13 @@ def artifact_(
 
     data = on_service(db, work).data
     if out is None:
-        print_content(data)
+        print_bytes(data)
         return
     try:
         out.write_bytes(data)
     except OSError as error:
         raise typer.BadParameter(f"--out: {out}: {error.strerror}") from None
     note(f"{len(data)} bytes written to {out}")
-
-
-def print_content(data: bytes) -> None:
-    """Write bytes to stdout. Raises BadParameter when it is closed, takes no more, or is a terminal
-    and the bytes are more than text.
-    """
-    if sys.stdout is None:  # closed when the program was started
-        raise typer.BadParameter("stdout is closed: give --out")
-    if sys.stdout.isatty() and not _is_shown(data):
-        raise typer.BadParameter("this is not plain text: give --out, or send stdout to a file")
-    try:
-        sys.stdout.buffer.write(data)
-        sys.stdout.flush()
-    except OSError as error:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())  # what is left in the buffer is written at the exit
-        raise typer.BadParameter(f"stdout: {error.strerror}") from None
-
-
-def _is_shown(data: bytes) -> bool:
-    """Tell whether bytes are text without characters that steer a terminal."""
-    try:
-        text = data.decode()
-    except UnicodeDecodeError:
-        return False
-    return all(character.isprintable() or character in "\t\r\n" for character in text)
 
 
 @app.command("callback")

@@ -236,8 +236,7 @@ class Attempt:
         draft_decision(draft, decision, self.judge, self.deciding.replies)
         guard_end(draft)
         dispatched = self.effects.dispatch(draft)
-        stands = draft.view.snapshot.state is RunState.EXECUTING and draft.attempt_end is None
-        if stands:
+        if draft.view.snapshot.state is RunState.EXECUTING and draft.attempt_end is None:
             self.effects.settle_idle(draft, dispatched)
         if await self.commit(draft):
             self.deciding.forget()

@@ -27,12 +27,16 @@ log = logging.getLogger(__name__)
 
 BY = "runtime"
 PAUSE_S = 0.25
-PAUSE_MAX_S = 60.0
+PAUSE_MAX_S = 3600.0
 
 
 def pause_for_origin_s(row: RunRow) -> float:
-    """Return how long a run that came too early waits: twice as long each time, up to a minute."""
-    return min(PAUSE_MAX_S, PAUSE_S * 2 ** min(row.hot.attempt, 10))
+    """Return how long a run that came too early waits: twice as long each time, up to an hour.
+
+    Each time is an attempt in its log; mostly the other run ends within moments, but it may wait for
+    a person when a worker that still has its version took it.
+    """
+    return min(PAUSE_MAX_S, PAUSE_S * 2 ** min(row.hot.attempt, 20))
 
 
 def key_of_carrying_on(run_id: str) -> str:
@@ -141,7 +145,8 @@ async def comes_too_early(core: Core, row: RunRow) -> bool:
 
 async def _is_named(core: Core, old: RunRow, run_id: str) -> bool:
     """Tell whether the end of a run names the one that goes on. When that event is damaged or no
-    longer kept, the row's code says it: no other end has this one.
+    longer kept, the row's code says it: the other ends with this one are of runs that nobody was to
+    go on from, or see to it themselves (`fail_run`).
     """
     if old.hot.code is not FailureCode.CHECKPOINT_INCOMPATIBLE or old.hot.terminal_seq is None:
         return False

@@ -3,7 +3,7 @@
 An end is drafted from what a field holds and is thrown away when that has moved. Ends that are
 drafted side by side would all lose against one of them, each time anew; one after the other, each
 of them stands. Nothing depends on it: other workers are met by the versions of the rows. So one
-whose commit is kept waiting, or whose reducer takes long, keeps the others for a moment only.
+whose commit is kept waiting, or whose reducer takes long, keeps each other for `HOLD_MAX_S` at most.
 """
 
 import asyncio

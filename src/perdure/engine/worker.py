@@ -318,9 +318,12 @@ class Worker:
         agent_id, version = facts.agent_now
         agent = self.catalog.find(agent_id, version)
         if agent is None:
-            newer = self.catalog.replaced()[agent_id, version]
-            reason = f"version {version} of {agent_id} is gone: {newer.card.version} replaces it"
-            raise VersionGone(reason, newer.card if newer.continues else None)
+            agent = newer = self.catalog.replaced()[agent_id, version]
+            if pause_s is None:  # else it is given back as it is, whoever does that
+                reason = (
+                    f"version {version} of {agent_id} is gone: {newer.card.version} replaces it"
+                )
+                raise VersionGone(reason, newer.card if newer.continues else None)
         view = await load_claimed(self.core, claimed, self.worker_id)
         judge = Judge(
             agent=agent,

@@ -1,28 +1,66 @@
-"""How commands speak: data on stdout, everything else on stderr, no colours."""
+"""How commands speak: data on stdout, everything else on stderr, no colours.
 
+What prints data raises Invalid when stdout is closed or takes no more. A reader that has gone away
+is no error: the program ends.
+"""
+
+import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from typing import TextIO
 
 import orjson
 from pydantic import BaseModel, JsonValue
 
 from perdure.ops.timeline import short
-from perdure.protocol.errors import PerdureError
+from perdure.protocol.errors import Invalid, PerdureError
 
 CELL_CHARACTERS_MAX = 60
 
 
 def print_json(value: object) -> None:
     """Print one JSON document with sorted keys."""
-    text = orjson.dumps(value, default=_plain, option=orjson.OPT_SORT_KEYS | orjson.OPT_INDENT_2)
-    sys.stdout.write(text.decode() + "\n")
-    sys.stdout.flush()
+    text = orjson.dumps(value, default=_json_of, option=orjson.OPT_SORT_KEYS | orjson.OPT_INDENT_2)
+    print_line(text.decode())
 
 
 def print_line(text: str) -> None:
     """Print one line of data."""
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
+    with _stdout() as stdout:
+        stdout.write(text + "\n")
+
+
+def print_bytes(data: bytes) -> None:
+    """Print content as it is. Raises Invalid for what could steer a terminal, on one."""
+    with _stdout() as stdout:
+        if stdout.isatty() and not _is_plain(data):
+            raise Invalid("this is not plain text: give --out, or send stdout to a file")
+        stdout.buffer.write(data)
+
+
+@contextmanager
+def _stdout() -> Generator[TextIO]:
+    if sys.stdout is None:  # closed when the program was started
+        raise Invalid("stdout is closed")
+    try:
+        yield sys.stdout
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())  # what is left in the buffer is written at the exit
+        raise Invalid(f"stdout: {error.strerror}") from None
+
+
+def _is_plain(data: bytes) -> bool:
+    """Tell whether bytes are text without characters that steer a terminal."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return False
+    return all(character.isprintable() or character in "\t\r\n" for character in text)
 
 
 def print_table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
@@ -63,11 +101,11 @@ def json_text(value: JsonValue) -> str:
 
 def _cell(value: object, characters_max: int = CELL_CHARACTERS_MAX) -> str:
     if isinstance(value, (dict, list)):
-        return short(orjson.dumps(value, default=_plain).decode(), characters_max)
+        return short(orjson.dumps(value, default=_json_of).decode(), characters_max)
     return short("-" if value is None else str(value), characters_max)
 
 
-def _plain(value: object) -> object:
+def _json_of(value: object) -> object:
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json")
     return str(value)

@@ -60,7 +60,7 @@ ARRIVAL_S = 2.0
 SETTINGS = EngineSettings(
     poll_interval_s=0.05,
     maintenance_interval_s=0.05,
-    heartbeat_s=0.001,
+    heartbeat_s=0.05,
     cancel_grace_s=0.2,
     drain_grace_s=2.0,
 )

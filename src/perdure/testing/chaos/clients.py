@@ -388,5 +388,6 @@ def was_before(refused: Reply, started: Container[str]) -> bool:
     it under the same key started its run: a refusal leaves nothing under the key.
     """
     details = cast("Mapping[str, object]", refused.body.get("details") or {})
+    other = details.get("run_id")
     is_busy = refused.body.get("code") == "thread_busy"
-    return is_busy and str(details.get("run_id")) not in started
+    return is_busy and isinstance(other, str) and other not in started
