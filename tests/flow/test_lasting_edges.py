@@ -94,6 +94,62 @@ async def test_a_step_that_a_retry_decides_anew_leaves_its_writes_once(
         assert await held(engine, "agent", "asks") == {"total": 1}
 
 
+async def test_a_fork_that_decides_the_only_write_anew_leaves_its_own(
+    url: str, zoo: ToolZoo
+) -> None:
+    """R-1.5, R-7.5: it stands where the write stood that its origin has left, and is another."""
+
+    def asks(context: PlannerContext) -> Decision:
+        if context.step_index == 0:
+            return Ask(title="On?", key="on", records=writes({"total": context.input}))
+        return call("echo") if context.step_index == 1 else Finish(answer=dict(context.fields))
+
+    async with flow(url, [planned("asks", asks, TOTAL, tools=("echo",))], zoo) as engine:
+
+        async def answered(run_id: str) -> JsonValue:
+            (question,) = await engine.wait_waiting(run_id)
+            await engine.answer(question.interrupt_id, Answer.RESPOND, value=True)
+            return await answer_of(engine, run_id)
+
+        run_id = await engine.submit("asks", 1)
+        await engine.wait_waiting(run_id)
+        service = Service(core=engine.core)
+        kept = await list_checkpoints(service, LOCAL, run_id, before=None, limit=50)
+        waiting = max(kept.items, key=lambda one: one.seq)
+        assert await answered(run_id) == {"total": 1}
+        fork = await forked(engine, run_id, checkpoint_id=waiting.checkpoint_id, input=100)
+        assert await answered(fork.run_id) == {"total": 100}
+        assert await held(engine, "agent", "asks") == {"total": 101}
+
+
+@pytest.mark.parametrize("rule", ["append", "replace"])
+async def test_what_another_version_left_by_another_rule_is_not_written_over(
+    url: str, zoo: ToolZoo, rule: Literal["append", "replace"]
+) -> None:
+    """R-1.5: a run ends with CONFLICT when the field that it read came to another rule since."""
+
+    def slow(context: PlannerContext) -> Decision:
+        if context.step_index == 0:
+            return call("hang").model_copy(update={"records": writes({"total": 5})})
+        return Finish(answer=None)
+
+    def quick(context: PlannerContext) -> Decision:
+        return Finish(answer=None, records=writes({"total": "text"}))
+
+    other = StateField(name="total", scope="agent", rule=rule)
+    older = planned("one", slow, TOTAL, tools=("hang",))
+    async with flow(url, [older, planned("one", quick, other, version="2")], zoo) as engine:
+        run_id = await engine.submit("one", agent_version="1")
+        await zoo.wait_started("hang")
+        await answer_of(engine, await engine.submit("one", agent_version="2"))
+        before = await held(engine, "agent", "one")
+        zoo.open_gate()
+        failure = await failure_of(engine, run_id)
+        assert (failure.code, failure.details["field"]) == (FailureCode.CONFLICT, "total")
+        assert failure.reason.endswith(f"by another run, by {rule}, not by add")
+        assert await held(engine, "agent", "one") == before
+
+
 async def test_a_call_that_a_retry_makes_anew_writes_behind_the_calls_beside_it(
     url: str, zoo: ToolZoo
 ) -> None:

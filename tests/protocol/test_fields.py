@@ -59,6 +59,13 @@ def test_a_value_that_a_rule_does_not_take_is_refused(rule: Rule, value: JsonVal
         merged(rule, empty(rule), value)
 
 
+@pytest.mark.parametrize("rule", ["append", "union", "merge", "add", "min", "max"])
+def test_what_another_rule_left_is_not_merged_over(rule: Rule) -> None:
+    value: JsonValue = {"a": 1} if rule == "merge" else 1
+    with pytest.raises(ValueError, match="field"):
+        merged(rule, "text", value)
+
+
 def test_writes_merge_by_position_in_whatever_order_they_came() -> None:
     writes = {
         "0": write(0),

@@ -371,6 +371,11 @@ class _Base:
         return (self.row.version, event) != (self.seen, self.read.get("event"))
 
     @property
+    def rule(self) -> str | None:
+        """Return the rule by which the row holds a value; None: it holds none."""
+        return None if self.row is None or self.row.empty else self.row.rule
+
+    @property
     def seen(self) -> int:
         return int(cast("int", self.read.get("version", 0)))
 
@@ -386,8 +391,8 @@ async def fields_to_keep(
 ) -> list[KeptField] | Failure:
     """Return what the run leaves in the fields that outlive it when it ends as decided, in success.
 
-    A failure when a field that it replaced was written by others since (CONFLICT), when what others
-    wrote since and its own writes do not fit together (CONFLICT), or its own writes alone cannot be
+    A failure when a field that it replaced was written by others since, or any field by another
+    rule (CONFLICT), when what others wrote since and its own writes do not fit together (CONFLICT), or its own writes alone cannot be
     merged or kept (INTERNAL).
     """
     writes = _lasting(view, agent, decision)
@@ -402,6 +407,14 @@ async def fields_to_keep(
     rules = {slot_of(_write(write)): str(_write(write)["rule"]) for write in writes.values()}
     for slot in sorted(slots):
         base = bases[slot]
+        if base.has_moved and base.row is not None and base.rule not in {None, rules[slot]}:
+            reason = (
+                f"the {slot.scope}'s field {slot.name} was written by another run, "
+                f"by {base.rule}, not by {rules[slot]}"
+            )
+            return _failed(
+                FailureCode.CONFLICT, reason, slot, read=base.seen, version=base.row.version
+            )
         if rules[slot] == "replace" and base.has_moved and base.row is not None:
             reason = f"the {slot.scope}'s field {slot.name} was written by another run"
             return _failed(

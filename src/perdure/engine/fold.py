@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
+from pydantic import JsonValue
+
 from perdure.engine.fold_custom import fold_custom
 from perdure.engine.snapshot import (
     CORRECTABLE,
@@ -83,7 +85,9 @@ def _adopt(snapshot: RunSnapshot, origin: Origin) -> None:
     what was counted against the origin: repeated and invalid calls, failures in a row, rejections.
     Calls that were cut off or whose outcome is unknown are made anew, in the step that was cut
     off; a redrive also makes those anew that had failed. A step of which nothing is left but the
-    planner's wish is decided anew, and what that wish wrote to the state is forgotten.
+    planner's wish is decided anew, and what that wish wrote to the state is forgotten. Where no
+    write is shared that outlives the run, nothing of it is settled: the run's own may stand at the
+    places of what was forgotten.
     """
     wanted = _CUT_OFF | FAILED_CALLS if origin.mode == "redrive" else _CUT_OFF
     calls = snapshot.step_calls.values() if snapshot.step_open else ()
@@ -97,10 +101,15 @@ def _adopt(snapshot: RunSnapshot, origin: Origin) -> None:
     for item in fields(RunSnapshot):
         if item.name not in _KEPT:
             setattr(snapshot, item.name, getattr(fresh, item.name))
+    snapshot.knows_settled = not any(_outlasts(write) for write in snapshot.writes.values())
     if origin.edits_state:
         snapshot.agent_state = origin.state
         snapshot.agent_state_digest = digest(origin.state)
     chain(snapshot, "origin", origin.run_id, str(origin.seq), origin.mode)
+
+
+def _outlasts(write: JsonValue) -> bool:
+    return isinstance(write, dict) and write.get("scope", "run") != "run"
 
 
 def _forget_writes(snapshot: RunSnapshot) -> None:

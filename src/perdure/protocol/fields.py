@@ -162,8 +162,10 @@ def _as_list(old: JsonValue) -> list[JsonValue]:
 def _of_numbers(rule: Literal["add", "min", "max"], old: JsonValue, value: JsonValue) -> JsonValue:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"a field with the rule {rule} takes numbers")
-    if not isinstance(old, int | float):
+    if old is None:
         return value
+    if isinstance(old, bool) or not isinstance(old, int | float):
+        raise ValueError("the field holds no number")
     if rule == "add":
         return _sum(old, value)
     return min(old, value) if rule == "min" else max(old, value)
