@@ -8,7 +8,7 @@ from perdure.agents.catalog import loop_agent
 from perdure.agents.code import StateField
 from perdure.agents.loop.scripted import ScriptedPlanner
 from perdure.engine.context import PlannerContext
-from perdure.engine.fields import READ_ANEW
+from perdure.engine.fields_kept import READ_ANEW
 from perdure.engine.turns import Turns
 from perdure.protocol.decisions import Decision, Finish
 from perdure.protocol.failures import FailureCode

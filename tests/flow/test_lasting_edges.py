@@ -213,13 +213,15 @@ async def test_a_fork_of_a_run_that_goes_on_leaves_what_they_share(url: str, zoo
 
 
 async def test_a_planner_may_change_what_it_is_shown_of_fields(url: str, zoo: ToolZoo) -> None:
-    """R-1.5, decision 15: what it does with the values stays its own."""
+    """R-1.5, decision 15: what it does with the values stays its own; it is given no writes."""
 
     def greedy(context: PlannerContext) -> Decision:
         seen = cast("list[JsonValue]", context.fields["log"]) if "log" in context.fields else []
         for one in cast("list[dict[str, JsonValue]]", seen):
             one["by"] = "greedy"
         seen.append("more")
+        cast("dict[str, JsonValue]", context.writes).clear()
+        cast("dict[str, JsonValue]", context.fields_read).clear()
         if context.step_index == 0:
             return call("echo").model_copy(update={"records": writes({"log": {"n": 1}})})
         return Finish(answer=None)
@@ -230,6 +232,28 @@ async def test_a_planner_may_change_what_it_is_shown_of_fields(url: str, zoo: To
         for count in (1, 2):
             await answer_of(engine, await engine.submit("greedy"))
             assert await held(engine, "agent", "greedy") == {"log": [{"n": 1}] * count}
+
+
+async def test_a_write_in_order_is_merged_once(url: str, zoo: ToolZoo) -> None:
+    """R-1.5, R-7.5: not again in each step and at the end."""
+    merges = 0
+
+    def counted(old: Any, value: Any) -> Any:
+        nonlocal merges
+        merges += 1
+        return (old or 0) + value
+
+    def steps(context: PlannerContext) -> Decision:
+        if context.step_index == 10:
+            return Finish(answer=context.fields["total"])
+        wish = call("echo", value=context.step_index)
+        return wish.model_copy(update={"records": writes({"total": 1})})
+
+    reducer = Reducer(name="counted", version="1", function=counted)
+    total = StateField(name="total", scope="agent", rule="reducer", reducer=reducer)
+    async with flow(url, [planned("steps", steps, total, tools=("echo",))], zoo) as engine:
+        assert await answer_of(engine, await engine.submit("steps")) == 10
+        assert merges <= 20, "a view that is loaded again merges again"
 
 
 async def test_a_retry_by_another_rule_or_reducer_ends_and_changes_nothing(
@@ -375,24 +399,30 @@ async def test_what_a_run_has_left_is_left_by_no_run_that_shares_it_through_othe
 async def test_what_fits_alone_and_not_with_what_others_left_is_a_conflict(
     url: str, zoo: ToolZoo
 ) -> None:
-    """R-1.5: the run that ends later is told that others have written; alone it is its own fault."""
+    """R-1.5: the run that ends later is told that others have written; alone it is its own fault.
+    So it is when the rule itself does not take both."""
 
     def pairs(context: PlannerContext) -> Decision:
         if context.step_index == 0 and context.input != "quick":
             return call("hang")
-        return Finish(answer=None, records=writes({"pair": 1}) * (3 if context.input == "3" else 1))
+        wish = {"quick": {"total": 2**51}, "sum": {"total": 2**52}}.get(str(context.input), {})
+        times = {"3": 3, "sum": 0}.get(str(context.input), 1)
+        return Finish(answer=None, records=(*writes({"pair": 1}) * times, *writes(wish)))
 
     pair = StateField(name="pair", scope="agent", rule="append", json_schema=PAIR)
-    async with flow(url, [planned("pairs", pairs, pair, tools=("hang",))], zoo) as engine:
-        slow = await engine.submit("pairs", "slow")
-        await zoo.wait_started("hang")
+    both = planned("pairs", pairs, pair, TOTAL, tools=("hang",))
+    async with flow(url, [both], zoo) as engine:
+        slow, adding = await engine.submit("pairs", "slow"), await engine.submit("pairs", "sum")
+        await zoo.wait_started("hang", 2)
         for _ in range(2):
             await answer_of(engine, await engine.submit("pairs", "quick"))
         zoo.open_gate()
         assert (await failure_of(engine, slow)).code is FailureCode.CONFLICT
-        failure = await failure_of(engine, await engine.submit("pairs", "3"))
-        assert failure.code is FailureCode.INTERNAL
-        assert await held(engine, "agent", "pairs") == {"pair": [1, 1]}
+        failure = await failure_of(engine, adding)
+        assert (failure.code, failure.details["field"]) == (FailureCode.CONFLICT, "total")
+        alone = await engine.submit("pairs", "3", recovery_mode="fail")
+        assert (await failure_of(engine, alone)).code is FailureCode.INTERNAL
+        assert await held(engine, "agent", "pairs") == {"pair": [1, 1], "total": 2**52}
 
 
 async def test_a_fork_merges_over_what_runs_of_its_own_thread_have_left(
@@ -449,10 +479,10 @@ async def test_a_decision_makes_a_bounded_number_of_writes(url: str, zoo: ToolZo
     """R-1.5: each write is checked behind the others, so that very many would hold up a worker."""
 
     def floods(context: PlannerContext) -> Decision:
-        return call("echo", value=1).model_copy(
-            update={"records": tuple(one for _ in range(51) for one in writes({"total": 1}))}
-        )
+        wish = call("echo") if context.input == "call" else Finish(answer=None)
+        return wish.model_copy(update={"records": writes({"total": 1}) * 51})
 
     async with flow(url, [planned("floods", floods, TOTAL, tools=("echo",))], zoo) as engine:
-        failure = await failure_of(engine, await engine.submit("floods"))
-        assert "at most 50 writes" in failure.reason
+        for wish in ("call", "finish"):
+            run_id = await engine.submit("floods", wish, recovery_mode="fail")
+            assert "at most 50 writes" in (await failure_of(engine, run_id)).reason

@@ -12,7 +12,8 @@ from perdure.agents.catalog import loop_agent
 from perdure.agents.code import AgentFailed, Context, Reducer, StateField, agent
 from perdure.agents.loop.scripted import ScriptedPlanner
 from perdure.engine.context import PlannerContext
-from perdure.engine.fields import READ_ANEW, WRITE_ONCE
+from perdure.engine.fields_kept import READ_ANEW
+from perdure.engine.fields_written import WRITE_ONCE
 from perdure.engine.ports import HostedAgent
 from perdure.protocol.decisions import (
     Ask,
@@ -396,6 +397,7 @@ async def test_what_cannot_be_merged_ends_the_run_and_changes_nothing(
         kinds: dict[str, dict[str, JsonValue]] = {
             "good": {"total": 1, "log": "x" * 5000},
             "schema": {"total": 0.5},
+            "rule": {"total": "x"},
             "undeclared": {"nothing": 1},
             "reducer": {"longest": 7},
             "large": {"log": "y" * 5000},
@@ -410,10 +412,18 @@ async def test_what_cannot_be_merged_ends_the_run_and_changes_nothing(
     async with flow(url, [old, new], zoo) as engine:
         await answer_of(engine, await engine.submit("wrong", "good", agent_version="1"))
         before = await held(engine, "agent", "wrong")
-        ends = {"schema": "INTERNAL", "undeclared": "RETRIES_EXHAUSTED", "reducer": "INTERNAL"}
-        for wish, code in {**ends, "large": "INTERNAL"}.items():
-            run_id = await engine.submit("wrong", wish, agent_version="1")
-            assert (await failure_of(engine, run_id)).code == code, wish
+        ends = {
+            "schema": "the field total does not fit",
+            "rule": "the field total does not take it: a field with the rule add takes numbers",
+            "undeclared": "the state has no field 'nothing'",
+            "reducer": "the agent's field longest cannot be merged: the longest of something else",
+            "large": "the field log holds at most",
+        }
+        for wish, reason in ends.items():
+            run_id = await engine.submit("wrong", wish, agent_version="1", recovery_mode="fail")
+            failure = await failure_of(engine, run_id)
+            assert failure.code is FailureCode.INTERNAL, wish
+            assert failure.reason.startswith(reason), wish
             assert await held(engine, "agent", "wrong") == before, wish
         failure = await failure_of(engine, await engine.submit("wrong", agent_version="2"))
         assert (failure.code, failure.details["field"]) == (FailureCode.INTERNAL, "total")

@@ -243,6 +243,12 @@ UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.value.value', 4) A
     AND json_extract(CAST(data AS TEXT), '$.name') = 'perdure.field_kept'
     AND json_extract(CAST(data AS TEXT), '$.value.field') = 'sum';
 
+-- mutant: I67 | keeps | a value that only Python takes for what its writes come to
+UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.value.value', 3.0) AS BLOB) WHERE
+    run_id = :run AND type = :t_custom
+    AND json_extract(CAST(data AS TEXT), '$.name') = 'perdure.field_kept'
+    AND json_extract(CAST(data AS TEXT), '$.value.field') = 'sum';
+
 -- mutant: I67 | keeps | a version left out
 UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.value.version', 9) AS BLOB) WHERE
     run_id = :run AND type = :t_custom

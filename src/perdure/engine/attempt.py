@@ -31,11 +31,9 @@ from perdure.engine.deciding import Deciding
 from perdure.engine.draft import Draft, KeptField
 from perdure.engine.effects import Effects
 from perdure.engine.failing import CannotStore, draft_failed_attempt, is_about_data, told_of
-from perdure.engine.fields import (
-    clash_of_calls,
-    fields_to_keep,
-    news_of_fields,
-)
+from perdure.engine.fields_kept import fields_to_keep
+from perdure.engine.fields_read import news_of_fields
+from perdure.engine.fields_written import clash_of_calls
 from perdure.engine.held import Surroundings
 from perdure.engine.inheriting import taken_over
 from perdure.engine.judging import Judge

@@ -138,7 +138,7 @@ class PlannerContext:
     who have spoken in this run, by name.
 
     `fields` is what the agent's declared fields hold. A code agent's function merges them itself:
-    it gets what was `fields_read` when the run began, and `writes` of others, by place.
+    it alone gets what was `fields_read` when the run began, and `writes` of others, by place.
 
     `open_message` is there when the run is to be streamed: each call begins a message whose pieces
     followers get at once. No decision depends on it.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import anyio
 
 from perdure.engine.context import PlannerContext
-from perdure.engine.fields import current_values
+from perdure.engine.fields_read import current_values
 from perdure.engine.held import HeldRun
 from perdure.engine.journal import reserved_name
 from perdure.engine.lease import LeaseGone
@@ -41,7 +41,7 @@ class Deciding:
             return self._decision[1]
         held.check_lease()
         agent = held.judge.agent
-        context = held.view.context(held.judge.granted())
+        context = held.view.context(held.judge.granted(), for_code=held.session is not None)
         if agent.fields and held.session is None:
             context.fields = await current_values(held.view, agent)
         if held.view.facts.options.stream:

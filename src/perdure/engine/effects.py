@@ -75,7 +75,8 @@ class Effects:
         try:
             for call in steps:
                 if session.step_at(call.position or "") is None:
-                    await session.prepare(view.context(self.attempt.judge.granted()))
+                    granted = self.attempt.judge.granted()
+                    await session.prepare(view.context(granted, for_code=True))
         except PlannerFailure as error:
             if error.failure.retryable:
                 raise

@@ -118,6 +118,8 @@ def _forget_writes(snapshot: RunSnapshot) -> None:
     forgotten = {place for place in snapshot.writes if place.startswith(mark)}
     for place in forgotten:
         del snapshot.writes[place]
+    for one in snapshot.folded.values():
+        one.leave_out(forgotten)
     snapshot.settled -= forgotten
 
 
@@ -144,6 +146,7 @@ _KEPT = frozenset(
         "agent_state",
         "agent_state_digest",
         "writes",
+        "folded",
         "fields_read",
         "settled",
         "history_position",

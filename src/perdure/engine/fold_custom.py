@@ -1,5 +1,7 @@
 """How the runtime's own `custom` events enter a snapshot; those of authors leave it as it is."""
 
+from contextlib import suppress
+
 from pydantic import JsonValue
 
 from perdure.engine.snapshot import (
@@ -21,6 +23,7 @@ from perdure.protocol.fields import (
     SETTLED_EVENT_NAME,
     slot_of,
 )
+from perdure.protocol.folding import FoldedField
 from perdure.protocol.states import ToolCallStatus
 
 
@@ -53,9 +56,14 @@ def _fold_field(snapshot: RunSnapshot, data: CustomEvent, value: dict[str, JsonV
     place = data.position or value.get("at")
     if data.name == FIELD_EVENT_NAME and place is not None:
         snapshot.writes[str(place)] = value
+        with suppress(ValueError):  # a damaged write changes nothing; `verify` tells of it
+            snapshot.folded.setdefault(slot_of(value), FoldedField()).add(str(place), value)
         chain(snapshot, "write", str(place), digest(value))
     elif data.name == READ_EVENT_NAME:
-        snapshot.fields_read[slot_of(value)] = value
+        slot = slot_of(value)
+        snapshot.fields_read[slot] = value
+        held = (value["value"],) if "value" in value else ()
+        snapshot.folded.setdefault(slot, FoldedField()).begin(held)
         chain(snapshot, "read", digest(value))
     elif data.name == SETTLED_EVENT_NAME:
         places = value.get("places")

@@ -13,7 +13,8 @@ from pydantic import JsonValue
 
 from perdure.engine.asking import add_question, draft_ask, request_approval
 from perdure.engine.draft import Draft
-from perdure.engine.fields import draft_field_writes, draft_kept_fields
+from perdure.engine.fields_kept import draft_kept_fields
+from perdure.engine.fields_written import draft_field_writes
 from perdure.engine.journal import SLEEP, STEP_TOOLS
 from perdure.engine.judging import Judge
 from perdure.engine.limits import calls_left, calls_used_up, repeated

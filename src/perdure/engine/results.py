@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import JsonValue
 
 from perdure.engine.draft import Draft
-from perdure.engine.fields import draft_tool_writes
+from perdure.engine.fields_written import draft_tool_writes
 from perdure.engine.ports import ProducedArtifact, ToolOutcome
 from perdure.engine.snapshot import PENDING_EVENT_NAME, OpenCall
 from perdure.engine.values import short

@@ -12,6 +12,7 @@ from perdure.protocol.events import (
 )
 from perdure.protocol.failures import Failure, FailureCode
 from perdure.protocol.fields import Slot
+from perdure.protocol.folding import FoldedField
 from perdure.protocol.plain import no_entries
 from perdure.protocol.states import (
     CancelAction,
@@ -155,7 +156,9 @@ class RunSnapshot:
     detached_children: int = 0
     """How many detached children the run has started; those of an origin do not count."""
     writes: dict[str, JsonValue] = field(default_factory=no_entries)
-    """Writes of declared state fields, by place; `fields.values_after` says what they come to."""
+    """Writes of declared state fields, by place."""
+    folded: dict[Slot, FoldedField] = field(default_factory=no_entries, compare=False, repr=False)
+    """What `writes` come to, over what was read: kept up as they come, no part of the digest."""
     fields_read: dict[Slot, JsonValue] = field(default_factory=no_entries)
     """What the run sees of fields that outlive it, as their `perdure.field_read` says it."""
     knows_settled: bool = False

@@ -10,14 +10,11 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import cast
 
-from pydantic import JsonValue
-
+from perdure.engine.fields_kept import slots_at_end
 from perdure.engine.ports import HostedAgent
 from perdure.engine.view import RunView
-from perdure.protocol.decisions import Decision, Finish, Note, WriteField
-from perdure.protocol.fields import FIELD_EVENT_NAME, Slot, slot_of
+from perdure.protocol.decisions import Decision, Finish
 
 HOLD_MAX_S = 1.0
 """A turn is over after this time, whether its run has ended or not."""
@@ -84,19 +81,8 @@ def fields_at_end(view: RunView, agent: HostedAgent, decision: Decision) -> set[
     """Return the fields that the run may leave something in when it ends as decided."""
     if not isinstance(decision, Finish):
         return set()
-    slots: set[Slot] = {slot_of(_write(write)) for write in view.snapshot.writes.values()}
-    for record in decision.records:
-        if isinstance(record, WriteField) and record.field in agent.fields:
-            slots.add(agent.fields[record.field].slot(view.agent_id))
-        elif isinstance(record, Note) and record.name == FIELD_EVENT_NAME:
-            slots.add(slot_of(_write(record.value)))
     facts = view.facts
     return {
         (facts.tenant_id, slot.scope, slot.agent or facts.thread_id, slot.name)
-        for slot in slots
-        if slot.scope != "run"
+        for slot in slots_at_end(view, agent, decision)
     }
-
-
-def _write(write: JsonValue) -> dict[str, JsonValue]:
-    return cast("dict[str, JsonValue]", write)

@@ -221,8 +221,10 @@ class RunView:
             self._counted = (used, counters)
         return self._counted[1]
 
-    def context(self, tools: Sequence[ToolSpec]) -> PlannerContext:
-        """Return what the planner decides upon; it shares the growing lists, not copies."""
+    def context(self, tools: Sequence[ToolSpec], *, for_code: bool = False) -> PlannerContext:
+        """Return what the planner decides upon; it shares the growing lists, not copies. Only the
+        function of a code agent merges writes to the state itself, and is given them.
+        """
         snapshot = self.snapshot
         return PlannerContext(
             facts=self.facts,
@@ -239,8 +241,8 @@ class RunView:
             agent_id=self.agent_id,
             handoff=self.handoff,
             participants=snapshot.participants,
-            fields_read=snapshot.fields_read,
-            writes=snapshot.writes,
+            fields_read=snapshot.fields_read if for_code else {},
+            writes=snapshot.writes if for_code else {},
         )
 
     def executions_of(self, tool_call_id: str) -> Executions:

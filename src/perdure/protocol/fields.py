@@ -137,8 +137,7 @@ def merged(
             return [*_as_list(old), value]
         case "union":
             held = _as_list(old)
-            wanted = canonical(value)  # Python takes 1, 1.0 and true for one value; JSON does not
-            return held if any(canonical(one) == wanted for one in held) else [*held, value]
+            return held if any(_same(one, value) for one in held) else [*held, value]
         case "merge":
             if not isinstance(value, dict) or not isinstance(old, dict):
                 raise ValueError("a field that merges takes objects")
@@ -151,6 +150,11 @@ def merged(
             return _of_numbers(rule, old, value)
         case _:
             assert_never(rule)
+
+
+def _same(one: JsonValue, other: JsonValue) -> bool:
+    """Tell whether two values are one: Python takes 1, 1.0 and true for the same, JSON does not."""
+    return one == other and canonical(one) == canonical(other)
 
 
 def _as_list(old: JsonValue) -> list[JsonValue]:
@@ -172,7 +176,9 @@ def _of_numbers(rule: Literal["add", "min", "max"], old: JsonValue, value: JsonV
 
 
 def _sum(old: float, value: float) -> int | float:
-    """Return a sum that JSON can hold: finite, and exact when it is whole. Raises ValueError."""
+    """Return a sum that JSON can hold: finite, and within 2^53 when it is of integers. Raises
+    ValueError.
+    """
     try:
         total = old + value
     except OverflowError:  # an integer too large for a float
@@ -234,6 +240,10 @@ def place_of(position: str) -> tuple[int, ...]:
 def side_by_side(first: str, second: str) -> bool:
     """Tell whether two places are in different branches of one gather, or calls of one step."""
     one, other = place_of(first), place_of(second)
+    return _keys_side_by_side(one, other)
+
+
+def _keys_side_by_side(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
     if one[0] != other[0]:
         return False
     for level, (here, there) in enumerate(zip(one[1:], other[1:], strict=False)):
@@ -244,7 +254,26 @@ def side_by_side(first: str, second: str) -> bool:
 
 def is_before(first: str, second: str) -> bool:
     """Tell whether what stands at a place is past, seen from another."""
-    return place_of(first) < place_of(second) and not side_by_side(first, second)
+    return is_key_before(place_of(first), place_of(second))
+
+
+def is_key_before(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    """Tell the same of the keys of two places."""
+    return one < other and not _keys_side_by_side(one, other)
+
+
+def merge_write(
+    place: str, write: JsonValue, held: tuple[()] | tuple[JsonValue], reducers: Reducers
+) -> JsonValue:
+    """Return what a field holds after the write at a place; before it `held` says it, (): nothing.
+
+    Raises ValueError for a damaged write, or one that its rule does not take.
+    """
+    if not isinstance(write, dict) or write.get("rule") not in RULES:
+        raise ValueError(f"no write stands at {place}")
+    rule = cast("Rule", write["rule"])
+    old = held[0] if held else empty(rule)
+    return merged(rule, old, write.get("value"), reducers.get(str(write.get("reducer"))))
 
 
 def values_after(
@@ -259,12 +288,11 @@ def values_after(
     values: dict[Slot, JsonValue] = dict(over or {})
     for position in sorted(writes, key=place_of):
         write = writes[position]
-        if not isinstance(write, dict) or write.get("rule") not in RULES:
+        if not isinstance(write, dict):
             raise ValueError(f"no write stands at {position}")
-        slot, rule = slot_of(write), cast("Rule", write["rule"])
-        old = values[slot] if slot in values else empty(rule)
-        reducer = reducers.get(str(write.get("reducer")))
-        values[slot] = merged(rule, old, write.get("value"), reducer)
+        slot = slot_of(write)
+        held_now = (values[slot],) if slot in values else ()
+        values[slot] = merge_write(position, write, held_now, reducers)
     return values
 
 

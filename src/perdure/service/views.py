@@ -399,8 +399,9 @@ class SubscriptionView(Stored):
 class StateFieldView(Stored):
     """What a declared field of scope thread or agent holds, and the event of the run that left it.
 
-    `version` grows with each run that leaves something there, and when the thread adopts a branch. An `empty` field was written, and then
-    taken back when the thread adopted a branch: the next run finds nothing there.
+    `version` grows with each run that leaves something there, and when the thread adopts a branch.
+    An `empty` field was written, and then taken back when the thread adopted a branch: the next run
+    finds nothing there.
     """
 
     name: str

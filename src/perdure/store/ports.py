@@ -124,8 +124,8 @@ class Store(Protocol):
           the thread's lock, before what would be Refused.
         - *State that outlives the run*: `state_values` take the place of the rows of their fields.
           A commit that the run's row does not speak against is Behind when a row is at another
-          version than it expects, also when it would be Refused; then none of them is written. Their position is that of the thread
-          behind the commit's messages, 0 for an agent's.
+          version than it expects, also when it would be Refused; then none of them is written.
+          Their position is that of the thread behind the commit's messages, 0 for an agent's.
         - *Callbacks*: `new_callbacks` sets a timer of kind `callback` for each call, or moves it;
           `callbacks_over` removes them. A call named in both has none.
         - *Notices*: `notices` sets, moves or removes a timer of kind `notice` for each approval;
@@ -225,8 +225,8 @@ class Store(Protocol):
 
         The same row again is the same call sent again. Raises Conflict when the id is another's.
         With a base the thread begins with what another one says up to a position, and with those of
-        its fields that were written last up to there (of one written later nothing); raises NotFound or Gone for that
-        one, Invalid for a position that it has not reached.
+        its fields that were written last up to there (of one written later nothing); raises
+        NotFound or Gone for that one, Invalid for a position that it has not reached.
         """
         ...
 

@@ -54,17 +54,17 @@ from perdure.protocol.events import PlanItem
 from perdure.protocol.fields import (
     FIELD_EVENT_NAME,
     LOOP_MARK,
+    Slot,
     StateField,
     conflict,
     empty,
-    is_before,
     merged,
     read_values,
     reducers_of,
     slot_of,
-    values_after,
     write_of,
 )
+from perdure.protocol.folding import FoldedField
 from perdure.protocol.messages import Message
 from perdure.protocol.policies import Budget, RetryPolicy, Timeouts
 from perdure.protocol.runs import RunFacts
@@ -103,10 +103,11 @@ class Context:
     ) -> None:
         self._live = live
         self._fields = fields
-        self._writes: dict[str, JsonValue] = {
-            place: write for place, write in seen.writes.items() if place.startswith(LOOP_MARK)
-        }
-        self._read = read_values(seen.fields_read)
+        self._writes: dict[str, JsonValue] = {}
+        self._folded: dict[Slot, FoldedField] = {}
+        for slot, value in read_values(seen.fields_read).items():
+            self._folded[slot] = FoldedField(base=(value,))
+        self._take({at: one for at, one in seen.writes.items() if at.startswith(LOOP_MARK)})
         self._agent_id = seen.agent_id
         self._reducers = reducers_of(fields.values())
         self.facts: RunFacts = seen.facts
@@ -156,7 +157,7 @@ class Context:
             wish = wish.model_copy(update={"position": position})
             recorded = await self._live.wait(branch, position, kind, name, wish, step)
         entry = recorded.entry
-        self._writes |= entry.writes
+        self._take(entry.writes)
         if entry.outcome == ToolCallStatus.SUCCEEDED:
             return whole(recorded)
         failed = ToolFailed if step is None else StepFailed
@@ -359,7 +360,7 @@ class Context:
         if declared is None:
             raise ValueError(f"the state has no field {name!r}")
         cleaned = _inline(clean(value))
-        after = merged(declared.rule, self.read(name), cleaned, declared.reducer)
+        after = merged(declared.rule, self._held(declared), cleaned, declared.reducer)
         if declared.outlasts and len(encode(after)) > INLINE_BYTES_MAX:
             raise ValueError(f"the field {name} holds at most {INLINE_BYTES_MAX} bytes")
         if declared.json_schema is not None:
@@ -369,7 +370,7 @@ class Context:
         live = self._live
         position = live.branch().take()
         told = write_of(declared, self._agent_id, cleaned)
-        self._writes[position] = told
+        self._take({position: told})
         if live.known(position, "value", FIELD_EVENT_NAME, digest(told)) is None:
             live.record(Note(position=position, name=FIELD_EVENT_NAME, value=told))
 
@@ -387,16 +388,19 @@ class Context:
         declared = self._fields.get(name)
         if declared is None:
             raise ValueError(f"the state has no field {name!r}")
+        return copied(self._held(declared))
+
+    def _held(self, declared: StateField) -> JsonValue:
         branch = self._live.branch()
-        here = at(branch.path, branch.count)
-        slot = declared.slot(self._agent_id)
-        seen = {
-            place: write
-            for place, write in self._writes.items()
-            if is_before(place, here) and slot_of(cast("dict[str, JsonValue]", write)) == slot
-        }
-        values = values_after(seen, self._reducers, self._read)
-        return copied(values.get(slot, empty(declared.rule)))
+        folded = self._folded.get(declared.slot(self._agent_id), FoldedField())
+        seen = folded.seen_from(at(branch.path, branch.count)).value(self._reducers)
+        return seen[0] if seen else empty(declared.rule)
+
+    def _take(self, writes: Mapping[str, JsonValue]) -> None:
+        self._writes |= writes
+        for place, write in writes.items():
+            slot = slot_of(cast("dict[str, JsonValue]", write))
+            self._folded.setdefault(slot, FoldedField()).add(place, write)
 
     def publish(self, topic: str, value: object = None) -> None:
         """Publish to a topic of the root's thread, once, with the next decision.

@@ -6,17 +6,17 @@ from pydantic import JsonValue
 
 from perdure.ops.verify.checks import Found, rule
 from perdure.ops.verify.record import LogLine, RunRecord
+from perdure.protocol.codec import canonical
 from perdure.protocol.events import CustomEvent
 from perdure.protocol.fields import (
     FIELD_EVENT_NAME,
     KEPT_EVENT_NAME,
     READ_EVENT_NAME,
     Slot,
-    empty,
-    held,
     slot_of,
     values_after,
 )
+from perdure.protocol.folding import FoldedField
 from perdure.protocol.states import RunState
 
 Told = dict[str, JsonValue]
@@ -29,7 +29,7 @@ Told = dict[str, JsonValue]
 )
 def writes_merge(record: RunRecord) -> Found:
     rules: dict[Slot, JsonValue] = {}
-    writes: Told = {}
+    folds: dict[Slot, FoldedField] = {}
     for line, data in record.of(CustomEvent):
         write = data.value
         if data.name != FIELD_EVENT_NAME:
@@ -42,12 +42,22 @@ def writes_merge(record: RunRecord) -> Found:
             if rules.setdefault(slot, rule_now) != rule_now:
                 yield line.name, f"{slot.name} is written by {rule_now}, before by {rules[slot]}"
                 continue
-            place = str(data.position or write.get("at"))
-            held({**writes, place: write})
+            yield from _takes(line, folds.setdefault(slot, FoldedField()), data, write)
         except ValueError as error:
             yield line.name, str(error)
-            continue
-        writes[place] = write
+
+
+def _takes(line: LogLine, folded: FoldedField, data: CustomEvent, write: Told) -> Found:
+    """Add a write, and leave it out again when its rule does not take it; reducers are not here."""
+    place = str(data.position or write.get("at"))
+    folded.add(place, write)
+    if write.get("rule") == "reducer":
+        return
+    try:
+        folded.value()
+    except ValueError as error:
+        folded.leave_out({place})
+        yield line.name, str(error)
 
 
 @rule(
@@ -121,6 +131,11 @@ def _of(record: RunRecord, name: str) -> list[tuple[LogLine, Slot | None, Told]]
     return found
 
 
+def _differ(one: JsonValue, other: JsonValue) -> bool:
+    """Tell two JSON values apart, also 1 from true, which Python takes for the same."""
+    return canonical(one) != canonical(other)
+
+
 def _number(value: JsonValue) -> int:
     return value if isinstance(value, int) else -1
 
@@ -138,7 +153,7 @@ def _row_says(record: RunRecord, line: LogLine, slot: Slot, told: Told) -> Found
         return
     if (row.run_id, row.seq) != (record.facts.run_id, line.seq):
         yield line.name, f"the row of {slot.name} is of event {row.seq} of {row.run_id}"
-    if row.empty or (row.value, row.rule) != (told.get("value"), told.get("rule")):
+    if row.empty or row.rule != told.get("rule") or _differ(row.value, told.get("value")):
         yield line.name, f"the row of {slot.name} holds something else"
 
 
@@ -173,7 +188,7 @@ def _is_merge(record: RunRecord, line: LogLine, told: Told, slot: Slot, writes: 
     except ValueError as error:
         yield line.name, str(error)
         return
-    if merged.get(slot, empty("replace")) != told.get("value"):
+    if _differ(merged.get(slot), told.get("value")):
         yield line.name, f"{slot.name} is not what its writes come to"
 
 
