@@ -44,7 +44,7 @@ def _fail(_: PlannerContext) -> Decision:
 def _question(context: PlannerContext) -> Decision:
     if context.turns:
         return Finish(answer=context.turns[0].asks[0].value)
-    return Ask(title="Which colour?", key="colour")
+    return Ask(title="Which colour?", key="colour", payload={"of": "the shed\u202e"})
 
 
 registry = AgentRegistry()
@@ -58,6 +58,17 @@ registry.add(
         "1",
         ScriptedPlanner(
             [CallTools(calls=(ToolRequest(tool="ship", args={"parcel": "p1"}),)), Finish(answer=1)]
+        ),
+        tools=["ship"],
+    ),
+    loop_agent(
+        "ships_much",
+        "1",
+        ScriptedPlanner(
+            [
+                CallTools(calls=(ToolRequest(tool="ship", args={"parcel": "p" * 9000 + "end"}),)),
+                Finish(answer=1),
+            ]
         ),
         tools=["ship"],
     ),

@@ -89,13 +89,33 @@ def test_a_field_of_a_refused_request_is_named_by_its_option(perdure: Program) -
         ("run", "echo", "--here", "--agents", "nothing"),
         ("run", "echo", "--agents", REFERENCE),
         ("runs", "list", "--db", "mysql://x"),
+        ("runs", "list", "--db", ""),
+        ("config", "show", "--db", ""),
+        ("verify", "--db", ""),
+        ("runs", "list", "--after", "x"),
+        ("runs", "list", "--after", "thr_" + "0" * 32),
+        ("runs", "list", "--after", RUN_ID[:-1]),
+        ("runs", "artifacts", RUN_ID, "--after", RUN_ID),
+        ("threads", "list", "--after", "x"),
+        ("threads", "branches", "thr_" + "0" * 32, "--after", RUN_ID),
+        ("threads", "state", "thr_" + "0" * 32, "--after", "1"),
+        ("interrupts", "list", "--after", "zzz"),
         ("demo", "--data", "nothing.csv"),
     ],
 )
 def test_a_wrong_command_line_is_2(perdure: Program, words: tuple[str, ...]) -> None:
+    if words[0] in {"runs", "threads", "interrupts", "verify"}:
+        perdure("db", "upgrade")
     done = perdure(*words)
     assert (done.code, done.out) == (ExitCode.USAGE, "")
     assert "Traceback" not in done.err
+
+
+def test_lists_that_hold_nothing_say_so(perdure: Program) -> None:
+    perdure("db", "upgrade")
+    for command in ("runs", "threads", "interrupts", "agents"):
+        done = perdure(command, "list")
+        assert (done.code, done.out, done.err) == (0, "", "nothing found\n")
 
 
 def test_a_database_that_cannot_be_reached_is_7(perdure: Program) -> None:

@@ -183,11 +183,32 @@ def test_a_question_takes_json(perdure: Program) -> None:
     assert "Which colour?" in perdure("interrupts", "list", "--all").out
 
 
+def test_all_that_is_asked_can_be_read_before_it_is_answered(perdure: Program) -> None:
+    """R-8.1: large arguments and a question's payload in full, without what steers a terminal."""
+    run_id = perdure("run", "ships_much", "--json", *HERE).json["run_id"]
+    listed = perdure("interrupts", "list")
+    assert 'ship({"parcel":"ppp' in listed.out
+    assert 'call ship({"parcel":"ppp' in perdure("runs", "events", run_id).out
+    (asked,) = perdure("interrupts", "list", "--json").json["items"]
+    shown = perdure("interrupts", "show", asked["interrupt_id"])
+    assert (shown.code, "p" * 9000 + "end" in shown.out) == (0, True)
+    assert "approve, edit, respond, reject" in shown.out
+    whole = perdure("interrupts", "show", asked["interrupt_id"], "--json").json
+    assert whole["action"]["args"] == {"parcel": "p" * 9000 + "end"}
+
+    run_id = perdure("run", "asks", "--json", *HERE).json["run_id"]
+    (asked,) = perdure("interrupts", "list", "--run", run_id, "--json").json["items"]
+    assert "the shed" in perdure("interrupts", "list", "--run", run_id).out
+    shown = perdure("interrupts", "show", asked["interrupt_id"])
+    assert '"of": "the shed\\u202e"' in shown.out
+    assert perdure("interrupts", "show", "int_" + "0" * 32).code == ExitCode.NOT_FOUND
+
+
 def test_agents_are_known_after_a_worker_ran(perdure: Program) -> None:
     assert perdure("agents", "list", "--json").code == ExitCode.NOT_FOUND  # nor is a database
     perdure("run", "echo", *HERE)
     found = perdure("agents", "list", "--json").json["items"]
-    known = ["asks", "echo", "fails", "hangs", "keeps", "ships"]
+    known = ["asks", "echo", "fails", "hangs", "keeps", "ships", "ships_much"]
     assert [agent["agent_id"] for agent in found] == known
     assert "Answers with its input." in perdure("agents", "list").out
 

@@ -4,9 +4,8 @@ from typing import Annotated
 
 import typer
 
-from perdure.cli.options import LIMIT_DEFAULT, After, Db, Json, Limit, on_service
+from perdure.cli.options import LIMIT_DEFAULT, AfterField, Db, Json, Limit, on_service, print_page
 from perdure.cli.showing import print_state_fields
-from perdure.ops.output import print_json, print_table
 from perdure.protocol.agents import AgentView
 from perdure.service import agents as service_agents
 from perdure.service import state_fields
@@ -30,15 +29,16 @@ def list_(db: Db = None, json: Json = False) -> None:
         return await service_agents.list_agents(service, LOCAL)
 
     found = on_service(db, work)
-    if json:
-        print_json({"items": found, "next": None})
-        return
-    print_table(
+    print_page(
+        Slice(found, None),
         ("AGENT", "NEWEST", "VERSIONS", "DESCRIPTION"),
-        [
-            (item.agent_id, item.latest_version, ", ".join(item.versions), item.description)
-            for item in found
-        ],
+        lambda item: (
+            item.agent_id,
+            item.latest_version,
+            ", ".join(item.versions),
+            item.description,
+        ),
+        json=json,
     )
 
 
@@ -46,7 +46,7 @@ def list_(db: Db = None, json: Json = False) -> None:
 def state(
     agent: Annotated[str, typer.Argument(metavar="AGENT", help="Id of the agent.")],
     limit: Limit = LIMIT_DEFAULT,
-    after: After = None,
+    after: AfterField = None,
     db: Db = None,
     json: Json = False,
 ) -> None:

@@ -30,7 +30,9 @@ COMMANDS = (
     Command("run", "perdure.cli.run:run", "Start a run of an agent."),
     Command("runs", "perdure.cli.runs:app", "List, show, follow and cancel runs."),
     Command("threads", "perdure.cli.threads:app", "List, fork, adopt and delete threads."),
-    Command("interrupts", "perdure.cli.interrupts:app", "List and answer what waits for people."),
+    Command(
+        "interrupts", "perdure.cli.interrupts:app", "List, show and answer what waits for people."
+    ),
     Command("topics", "perdure.cli.topics:app", "Say who subscribes to a thread's topics."),
     Command("agents", "perdure.cli.agents:app", "List agents, and what they keep."),
     Command("db", "perdure.cli.db:app", "Look at the database's schema, and upgrade it."),

@@ -25,7 +25,7 @@ def show(
     json: Json = False,
 ) -> None:
     """Show the settings in force, passwords masked."""
-    flags: dict[str, object] = {"db": {"url": db} if db else None}
+    flags: dict[str, object] = {"db": None if db is None else {"url": db}}
     values = flattened(load_settings(flags))
     if not sources:
         if json:

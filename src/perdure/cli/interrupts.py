@@ -1,4 +1,4 @@
-"""`perdure interrupts`: what waits for people, and answering it."""
+"""`perdure interrupts`: what waits for people, all of a question, and answering it."""
 
 from typing import Annotated
 
@@ -7,7 +7,7 @@ from pydantic import JsonValue, ValidationError
 
 from perdure.cli.options import (
     LIMIT_DEFAULT,
-    After,
+    AfterInterrupt,
     Db,
     Json,
     Limit,
@@ -19,8 +19,10 @@ from perdure.cli.options import (
     request_of,
     usage_error,
 )
-from perdure.ops.output import json_text, note
+from perdure.ops.output import json_text, note, print_fields, print_json, print_value
+from perdure.protocol.base import format_time
 from perdure.protocol.states import Answer, InterruptStatus
+from perdure.protocol.values import BlobRef
 from perdure.service import interrupts as service_interrupts
 from perdure.service.base import Service, Slice
 from perdure.service.interrupts import Answered, AnswerRequest, DelegateRequest
@@ -39,7 +41,7 @@ def list_(
         bool, typer.Option("--all", help="Answered, expired and cancelled ones too.")
     ] = False,
     limit: Limit = LIMIT_DEFAULT,
-    after: After = None,
+    after: AfterInterrupt = None,
     db: Db = None,
     json: Json = False,
 ) -> None:
@@ -61,6 +63,30 @@ def list_(
         lambda item: (item.interrupt_id, item.run_id, item.kind, item.status, _asks(item)),
         json=json,
     )
+
+
+@app.command()
+def show(
+    interrupt: Annotated[str, typer.Argument(metavar="ID", help="Id of the interrupt.")],
+    db: Db = None,
+    json: Json = False,
+) -> None:
+    """Show all that is asked: a call's arguments, or what a question comes with, in full."""
+
+    async def work(service: Service) -> InterruptView:
+        return await service_interrupts.get_interrupt(service, LOCAL, interrupt)
+
+    found = on_service(db, work)
+    if json:
+        print_json(found)
+        return
+    print_fields(_all_fields_of(found))
+    if found.action is not None:
+        print_value("arguments", found.action.args)
+    if found.payload is not None:
+        print_value("payload", found.payload)
+    if found.effective_args is not None:
+        print_value("edited arguments", found.effective_args)
 
 
 Edit = Annotated[
@@ -140,6 +166,33 @@ def _fields_of(view: InterruptView) -> list[tuple[str, object]]:
     ]
 
 
+def _all_fields_of(view: InterruptView) -> list[tuple[str, object]]:
+    action = view.action
+    return [
+        ("interrupt", view.interrupt_id),
+        ("run", view.run_id),
+        ("agent", view.agent_id),
+        ("kind", view.kind),
+        ("status", view.status),
+        ("title", view.title),
+        ("reason", view.reason),
+        ("risk", view.risk),
+        ("tool", None if action is None else f"{action.tool} {action.version or ''}".strip()),
+        ("side effect", None if action is None else action.side_effect),
+        ("artifact", view.artifact_ref),
+        ("requested", view.requested_actions),
+        ("approvers", ", ".join(view.approvers)),
+        ("answers", ", ".join(view.answers)),
+        ("fits", view.answer_schema),
+        ("expires", None if view.expires_at is None else format_time(view.expires_at)),
+        ("on expiry", None if view.expires_at is None else view.on_expiry),
+        ("answer", view.answer),
+        ("value", None if view.value is None else json_text(view.value)),
+        ("why", view.answer_reason),
+        ("by", view.answered_by),
+    ]
+
+
 @app.command("delegate")
 def delegate_(
     interrupt: Annotated[str, typer.Argument(metavar="ID", help="Id of the approval.")],
@@ -174,7 +227,12 @@ def _the_one(answers: dict[Answer, bool]) -> Answer:
 
 
 def _asks(item: InterruptView) -> str:
+    """Return what is asked, as a line: of what is large its beginning, `show` has it all."""
     if item.action is not None:
-        args: JsonValue = item.action.args
-        return f"{item.action.tool}({json_text(args)})"
-    return item.title
+        return f"{item.action.tool}({_begin(item.action.args, item.action.args_ref)})"
+    with_it = _begin(item.payload, item.payload_ref)
+    return item.title if with_it == "null" else f"{item.title} {with_it}".strip()
+
+
+def _begin(value: JsonValue, ref: BlobRef | None) -> str:
+    return json_text(value) if ref is None else f"{ref.preview}…"

@@ -5,7 +5,7 @@ import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 from pydantic import BaseModel, JsonValue, ValidationError
@@ -16,6 +16,8 @@ from perdure.ops.output import note, print_fields, print_json, print_table
 from perdure.ops.settings import Settings, load_settings
 from perdure.protocol.codec import parse_strict
 from perdure.protocol.errors import NotFound, PerdureError
+from perdure.protocol.fields import FIELD_NAME
+from perdure.protocol.ids import ARTIFACT, INTERRUPT, RUN, THREAD, is_id
 from perdure.protocol.wording import first_problem
 from perdure.runtime import open_service, require_schema
 from perdure.service.base import PAGE_LIMIT_DEFAULT, PAGE_LIMIT_MAX, Service, Slice
@@ -50,12 +52,44 @@ Agents = Annotated[
 Limit = Annotated[
     int, typer.Option("--limit", min=1, max=PAGE_LIMIT_MAX, help="How many to list at most.")
 ]
-After = Annotated[
-    str | None,
-    typer.Option(
+
+
+def _after(prefix: str) -> Any:
+    """Return the option that goes on behind an id of a kind; any other word is refused."""
+
+    def check(value: str | None) -> str | None:
+        if value is not None and not is_id(prefix, value):
+            raise typer.BadParameter(f"not an id of the form {prefix}_<32 hex digits>")
+        return value
+
+    return typer.Option(
         "--after",
         metavar="ID",
         help="Go on behind this id, the `next` of a page.",
+        callback=check,
+        show_default=False,
+    )
+
+
+AfterRun = Annotated[str | None, _after(RUN)]
+AfterThread = Annotated[str | None, _after(THREAD)]
+AfterInterrupt = Annotated[str | None, _after(INTERRUPT)]
+AfterArtifact = Annotated[str | None, _after(ARTIFACT)]
+
+
+def _field_name(value: str | None) -> str | None:
+    if value is not None and not FIELD_NAME.fullmatch(value):
+        raise typer.BadParameter("not the name of a field")
+    return value
+
+
+AfterField = Annotated[
+    str | None,
+    typer.Option(
+        "--after",
+        metavar="FIELD",
+        help="Go on behind this field, the `next` of a page.",
+        callback=_field_name,
         show_default=False,
     ),
 ]
@@ -86,7 +120,7 @@ def settings_of(
     """Return the settings with these flags on top, and send logs to stderr as they say."""
     settings = load_settings(
         {
-            "db": {"url": db} if db else None,
+            "db": None if db is None else {"url": db},
             "agents": tuple(agents) if agents else None,
             "worker": {"queues": tuple(queues)} if queues else None,
             "server": {name: value for name, value in (server or {}).items() if value is not None},

@@ -8,7 +8,7 @@ from pydantic import JsonValue
 
 from perdure.cli.options import (
     LIMIT_DEFAULT,
-    After,
+    AfterArtifact,
     Db,
     Json,
     Limit,
@@ -98,7 +98,7 @@ def attempts_(run: RunArgument, db: Db = None, json: Json = False) -> None:
 def artifacts_(
     run: RunArgument,
     limit: Limit = LIMIT_DEFAULT,
-    after: After = None,
+    after: AfterArtifact = None,
     db: Db = None,
     json: Json = False,
 ) -> None:

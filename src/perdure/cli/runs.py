@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from perdure.cli import going_on, parts
 from perdure.cli.options import (
     LIMIT_DEFAULT,
-    After,
+    AfterRun,
     Db,
     Json,
     Limit,
@@ -83,7 +83,7 @@ def list_(
         bool, typer.Option("--unfinished", help="Only runs that have not ended.")
     ] = False,
     limit: Limit = LIMIT_DEFAULT,
-    after: After = None,
+    after: AfterRun = None,
     db: Db = None,
     json: Json = False,
 ) -> None:

@@ -7,7 +7,8 @@ from pydantic import JsonValue
 
 from perdure.cli.options import (
     LIMIT_DEFAULT,
-    After,
+    AfterField,
+    AfterThread,
     Db,
     Json,
     Limit,
@@ -17,7 +18,7 @@ from perdure.cli.options import (
     request_of,
 )
 from perdure.cli.showing import print_state_fields
-from perdure.ops.output import note, print_fields, print_json, print_line, print_table
+from perdure.ops.output import print_fields, print_json, print_line
 from perdure.protocol.base import format_time
 from perdure.service import state_fields, thread_branches
 from perdure.service import threads as service_threads
@@ -43,7 +44,7 @@ def list_(
         ),
     ] = None,
     limit: Limit = LIMIT_DEFAULT,
-    after: After = None,
+    after: AfterThread = None,
     db: Db = None,
     json: Json = False,
 ) -> None:
@@ -55,25 +56,18 @@ def list_(
             service, LOCAL, after=after, limit=limit, metadata=wanted
         )
 
-    found = on_service(db, work)
-    if json:
-        print_json({"items": found.items, "next": found.next})
-        return
-    print_table(
+    print_page(
+        on_service(db, work),
         ("THREAD", "TITLE", "LAST", "ACTIVE RUN", "UPDATED"),
-        [
-            (
-                item.thread_id,
-                item.title,
-                str(item.last_position),
-                item.active_run_id or "",
-                format_time(item.updated_at),
-            )
-            for item in found.items
-        ],
+        lambda item: (
+            item.thread_id,
+            item.title,
+            item.last_position,
+            item.active_run_id or "",
+            format_time(item.updated_at),
+        ),
+        json=json,
     )
-    if found.next:
-        note(f"more: --after {found.next}")
 
 
 def _pairs(value: JsonValue) -> dict[str, JsonValue]:
@@ -120,7 +114,7 @@ def fork(
 def branches(
     thread: ThreadArgument,
     limit: Limit = LIMIT_DEFAULT,
-    after: After = None,
+    after: AfterThread = None,
     db: Db = None,
     json: Json = False,
 ) -> None:
@@ -147,7 +141,7 @@ def branches(
 def state(
     thread: ThreadArgument,
     limit: Limit = LIMIT_DEFAULT,
-    after: After = None,
+    after: AfterField = None,
     db: Db = None,
     json: Json = False,
 ) -> None:

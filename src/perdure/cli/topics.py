@@ -4,11 +4,11 @@ from typing import Annotated
 
 import typer
 
-from perdure.cli.options import Db, Json, on_service, request_of
-from perdure.ops.output import note, print_json, print_table
+from perdure.cli.options import Db, Json, on_service, print_page, request_of
+from perdure.ops.output import note, print_json
 from perdure.protocol.topics import SubscriptionTerms
 from perdure.service import topics as service_topics
-from perdure.service.base import Service
+from perdure.service.base import Service, Slice
 from perdure.service.principal import LOCAL
 from perdure.service.topics import Subscribed
 from perdure.service.views import SubscriptionView
@@ -69,13 +69,14 @@ def list_(thread: ThreadId, db: Db = None, json: Json = False) -> None:
         return await service_topics.list_subscriptions(service, LOCAL, thread)
 
     found = on_service(db, work)
-    if json:
-        print_json({"items": found, "next": None})
-        return
-    print_table(
+    print_page(
+        Slice(found, None),
         ("TOPIC", "AGENT", "VERSION", "INBOX"),
-        [
-            (item.topic, item.agent_id, item.terms.agent_version or "newest", item.inbox_thread_id)
-            for item in found
-        ],
+        lambda item: (
+            item.topic,
+            item.agent_id,
+            item.terms.agent_version or "newest",
+            item.inbox_thread_id,
+        ),
+        json=json,
     )

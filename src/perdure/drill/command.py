@@ -75,7 +75,7 @@ def drill(
     wanted = _wanted(scenes or [])
     if (tools or clear) and scenes:
         raise typer.BadParameter("--tools and --clear play no scene")
-    settings = load_settings({"db": {"url": db} if db else None})
+    settings = load_settings({"db": None if db is None else {"url": db}})
     configure_logs(settings.log.level, settings.log.format)
     logging.getLogger().setLevel(logging.CRITICAL)  # the faults are on purpose
     _check_database(settings)

@@ -4,6 +4,7 @@ What prints data raises Invalid when stdout is closed or takes no more. A reader
 is no error: the program ends.
 """
 
+import json
 import os
 import sys
 from collections.abc import Callable, Generator, Sequence
@@ -82,6 +83,14 @@ def print_fields(fields: Sequence[tuple[str, object]]) -> None:
         print_line(f"{name.ljust(width)}  {_cell(value, 10_000)}")
 
 
+def print_value(head: str, value: JsonValue) -> None:
+    """Print a value in full under a head, as JSON; what could steer a terminal is escaped."""
+    text = orjson.dumps(value, option=orjson.OPT_SORT_KEYS | orjson.OPT_INDENT_2).decode()
+    print_line(
+        f"\n{head}\n" + "".join(c if c.isprintable() or c == "\n" else _escaped(c) for c in text)
+    )
+
+
 def note(text: str) -> None:
     """Print a line of progress on stderr."""
     sys.stderr.write(text + "\n")
@@ -97,6 +106,10 @@ def complain(error: PerdureError, named: Callable[[str], str] = str) -> None:
 def json_text(value: JsonValue) -> str:
     """Return a value as one line of JSON with sorted keys."""
     return orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()
+
+
+def _escaped(character: str) -> str:
+    return json.dumps(character).strip('"')
 
 
 def _cell(value: object, characters_max: int = CELL_CHARACTERS_MAX) -> str:

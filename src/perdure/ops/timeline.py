@@ -70,7 +70,8 @@ def _action(data: dict[str, JsonValue]) -> str:
     judged = "" if data.get("policy_effect") == "allow" else f" ({_text(data, 'policy_effect')})"
     if data.get("tool") in STEP_TOOLS:
         return f"step {_text(data, 'planner_call_id')}({_args_of_step(data)}){judged}"
-    args = "…" if data.get("args_ref") else value_text(data.get("args"))
+    ref = data.get("args_ref")
+    args = f"{_text(ref, 'preview')}…" if isinstance(ref, dict) else value_text(data.get("args"))
     return f"call {_text(data, 'tool')}({args}){judged}"
 
 

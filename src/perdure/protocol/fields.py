@@ -10,6 +10,7 @@ the run begins (`perdure.field_read`), and what it leaves when it succeeds (`per
 """
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Self, assert_never, cast
@@ -33,6 +34,9 @@ SETTLED_EVENT_NAME = "perdure.fields_settled"
 
 FIELD_EVENTS = frozenset({FIELD_EVENT_NAME, READ_EVENT_NAME, SETTLED_EVENT_NAME})
 """Events of which the state of a run is made."""
+
+FIELD_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]{0,99}$")
+"""What fields may be called."""
 
 WRITES_MAX = 50
 """How many writes a decision carries, and how many a call makes: each is checked behind the others."""
@@ -86,7 +90,7 @@ class StateField(Model):
     agent in the same tenant.
     """
 
-    name: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,99}$")
+    name: str = Field(pattern=FIELD_NAME.pattern)
     scope: Scope = "run"
     rule: Rule = "replace"
     reducer: Reducer | None = None
