@@ -17,7 +17,7 @@ from perdure.demo.sample import write_sample
 from tests.cli.program import Program
 from tests.demo.independent import falling
 
-KEYS = ["artifact", "products", "publications", "publish_executions", "run_id", "state"]
+KEYS = ["artifact", "error", "products", "publications", "publish_executions", "run_id", "state"]
 
 
 def expected(folder: Path, region: str) -> list[dict[str, str]]:
@@ -34,7 +34,7 @@ def test_the_figures_equal_an_independent_computation(perdure: Program, region: 
     assert list(done.json) == KEYS
     assert done.json["products"] == expected(perdure.folder, region)
     assert (done.json["state"], done.json["publications"]) == ("succeeded", 1)
-    assert done.json["publish_executions"] == 1
+    assert (done.json["publish_executions"], done.json["error"]) == (1, None)
 
 
 def test_a_second_demo_publishes_once_more_and_no_more(perdure: Program) -> None:
@@ -67,6 +67,8 @@ def test_without_input_the_run_is_left_waiting_and_can_be_answered(perdure: Prog
 def test_an_unknown_region_fails_the_run_and_says_why(perdure: Program) -> None:
     done = perdure("demo", "--yes", "--json", "--region", "Atlantis")
     assert (done.code, done.json["state"], done.json["products"]) == (1, "failed", [])
+    assert done.json["error"]["code"] == "TOOL_ERROR"
+    assert "unknown region 'Atlantis'" in done.json["error"]["reason"]
     assert "unknown region 'Atlantis'; known: France" in done.err
     assert "state failed: TOOL_ERROR" in done.err
 
@@ -133,3 +135,12 @@ def test_killed_twice_it_publishes_once_and_repeats_nothing_committed(perdure: P
     assert "committed results produced again: 0" in done.err
     assert len(publications(perdure.folder / "published")) == 1
     assert perdure("verify", "--db", "sqlite:///.perdure/demo/perdure.db").code == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+def test_a_drill_that_waits_for_a_person_proves_nothing_yet(perdure: Program) -> None:
+    """R-19.9: it ends with 3, as every command whose run waits."""
+    done = perdure("demo", "--no-input", "--json", "--crash")
+    assert (done.code, done.json["state"]) == (3, "waiting_human")
+    assert "What the ledger says" not in done.err

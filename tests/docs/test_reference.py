@@ -1,5 +1,6 @@
 """The reference is what the code says: generated, compared, nothing left out."""
 
+import re
 import tomllib
 from functools import cache
 from pathlib import Path
@@ -10,7 +11,9 @@ import jsonschema_rs
 from perdure.cli import contract
 from perdure.cli.contract import COMMAND
 from perdure.ops.reference import schemas as schema_reference
+from perdure.ops.reference.context import documented_context
 from perdure.ops.reference.decisions import documented_fields, documented_kinds
+from perdure.ops.reference.events import OWN_NAMES
 from perdure.ops.reference.field_notes import FIELD_NOTES, note_of
 from perdure.protocol.decisions import Decision
 from perdure.protocol.failures import FailureCode
@@ -64,6 +67,23 @@ def test_every_decision_and_every_field_of_one_is_documented() -> None:
     assert documented_kinds() == set(get_args(get_args(Decision)[0]))
     shown, noted = documented_fields()
     assert shown == noted
+
+
+def test_every_field_that_a_planner_reads_is_documented() -> None:
+    """R-4.1: beside what it may return."""
+    needed, noted = documented_context()
+    assert needed == noted
+    assert "| `turns` | list of Turn |" in pages()["context.md"]
+
+
+def test_every_custom_event_of_the_runtime_is_documented() -> None:
+    """R-6.9: each name that begins with `perdure.` and is written as an event stands in the page."""
+    found: set[str] = set()
+    for folder in ("engine", "protocol"):
+        for path in (ROOT / "src" / "perdure" / folder).rglob("*.py"):
+            text = path.read_text(encoding="utf-8")
+            found |= set(re.findall(r'^[A-Z_]+ = "(perdure\.\w+)"', text, re.MULTILINE))
+    assert found == set(OWN_NAMES)
 
 
 def test_every_event_type_code_and_state_is_documented() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import anyio
 
+from perdure.ops.reference.context import context_page
 from perdure.ops.reference.decisions import decisions_page
 from perdure.ops.reference.events import events_page
 from perdure.ops.reference.failures import failures_page
@@ -29,6 +30,7 @@ _MADE = f"<!-- made by `{COMMAND}`; do not edit -->\n\n"
 def pages() -> dict[str, str]:
     """Return every file of the reference by its path within the folder."""
     found = {
+        "context.md": _MADE + context_page(),
         "decisions.md": _MADE + decisions_page(),
         "events.md": _MADE + events_page(),
         "states.md": _MADE + states_page(),

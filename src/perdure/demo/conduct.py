@@ -54,6 +54,9 @@ class Outcome:
         return {
             "run_id": self.run.run_id,
             "state": self.run.state,
+            "error": None
+            if self.run.error is None
+            else {"code": self.run.error.code, "reason": self.run.error.reason},
             "products": self.products,
             "artifact": self.artifact,
             "publications": self.publications,

@@ -116,7 +116,8 @@ def demo(
     timeline = Timeline()
     outcome = run_async(lambda: run_demo(request, timeline))
     _report(outcome, json=json)
-    proven = _proof(outcome, timeline) if crash else True
+    ended_well = outcome.run.state is RunState.SUCCEEDED
+    proven = _proof(outcome, timeline) if crash and ended_well else True
     raise typer.Exit(exit_of_run(outcome.run.state) if proven else ExitCode.RUN_FAILED)
 
 
@@ -273,7 +274,7 @@ def _proof(outcome: Outcome, timeline: Timeline) -> bool:
         f"  effects published: {outcome.publications} (publish_report ran to its work "
         f"{outcome.publish_executions} time(s)); committed results produced again: {len(repeated)}"
     )
-    proven = outcome.run.state is RunState.SUCCEEDED and once and not repeated
+    proven = once and not repeated
     if proven:
         say("  Nothing that was committed was done again, and the report was published once.")
     return proven

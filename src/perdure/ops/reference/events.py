@@ -4,11 +4,26 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from perdure.engine.journal import CODE, NOW, PATCHED, SLEEP
+from perdure.engine.snapshot import (
+    APPROVAL_EVENT_NAME,
+    PENDING_EVENT_NAME,
+    STATE_EVENT_NAME,
+    STATE_UPDATE_EVENT_NAME,
+)
 from perdure.ops.reference.field_notes import note_of
 from perdure.ops.reference.schemas import Schema, event_models, event_schema
+from perdure.protocol.breakpoints import BREAKPOINTS_EVENT_NAME
 from perdure.protocol.event_views import EventView
+from perdure.protocol.fields import (
+    FIELD_EVENT_NAME,
+    KEPT_EVENT_NAME,
+    READ_EVENT_NAME,
+    SETTLED_EVENT_NAME,
+)
 from perdure.protocol.log import EVENT_TYPES
 from perdure.protocol.stability import DEPRECATED, PROVISIONAL_TYPES, level_of, since
+from perdure.protocol.topics import PUBLISHED_EVENT_NAME
 
 HEAD = """\
 # Events
@@ -36,6 +51,51 @@ and read by the tests of every release.
 |---|---|
 """
 
+OWN_NAMES: dict[str, tuple[str, str]] = {
+    APPROVAL_EVENT_NAME: (
+        "what happened to an open approval: told, passed on, handed on",
+        "`approval_id`, `phase`, and what belongs to it: `approvers`, `by`, `reason`, `error`, `number`",
+    ),
+    BREAKPOINTS_EVENT_NAME: (
+        "somebody who let a paused run go on set others",
+        "the breakpoints, a list as in `options.breakpoints`",
+    ),
+    CODE: ("the first operation of a code agent's run", "the digest of its function"),
+    FIELD_EVENT_NAME: (
+        "a write to a declared field",
+        "`field`, `rule`, `value`, `at` (its place), `call` of a tool's write; `scope`, `agent`",
+    ),
+    KEPT_EVENT_NAME: (
+        "what a run that succeeded left in a field that outlives it",
+        "`field`, `scope`, `rule`, `version`, `value`; `over`: what was there before",
+    ),
+    NOW: ("a code agent took the time", "the time"),
+    PATCHED: ("a code agent's run has a change of its function", "the name of the change"),
+    PENDING_EVENT_NAME: (
+        "a call's result comes by callback",
+        "`tool_call_id`, `external_ref`, `expires_in_s`",
+    ),
+    PUBLISHED_EVENT_NAME: (
+        "a publication to a topic of the thread",
+        "`topic`, `value`; a large one as its beginning, with its digest as `ref`",
+    ),
+    READ_EVENT_NAME: (
+        "what a run found in a field that outlives it, as it began",
+        "`field`, `scope`, `version`, `event` that left it, `value`; no `value`: nothing",
+    ),
+    SETTLED_EVENT_NAME: (
+        "writes of a shared history that its own run has kept already",
+        "`places` of the writes",
+    ),
+    SLEEP: ("a sleep begins", "`seconds`, or of a code agent `until`"),
+    STATE_EVENT_NAME: ("the planner gave a new state of its own", "the state"),
+    STATE_UPDATE_EVENT_NAME: (
+        "somebody replaced the agent's own state by hand",
+        "`state`, `by`, `reason`, and the `key` of the request",
+    ),
+}
+"""Names of the custom events that the runtime writes: when it does, and what their value holds."""
+
 
 def events_page() -> str:
     """Return the page."""
@@ -60,7 +120,18 @@ def _section(name: str, model: type[BaseModel]) -> str:
         f"| {note_of(name, field)} |\n"
         for field, found in schema["properties"].items()
     ]
+    if name == "custom":
+        lines.append(_OWN_HEAD)
+        lines += [f"| `{own}` | {when} | {what} |\n" for own, (when, what) in OWN_NAMES.items()]
     return "".join(lines)
+
+
+_OWN_HEAD = """
+Those of the runtime itself:
+
+| name | written when | value |
+|---|---|---|
+"""
 
 
 def _meaning(name: str) -> str:
