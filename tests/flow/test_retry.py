@@ -25,7 +25,7 @@ from perdure.service.base import Service
 from perdure.service.branches import RetryRequest, retry
 from perdure.service.principal import LOCAL
 from perdure.testing.embedded import Embedded, call, calls, scripted, unasked
-from perdure.testing.tools import ToolZoo
+from perdure.testing.tools import WRITE, ToolZoo
 from perdure.tools import FunctionTool, ToolContext, ToolError, tool
 from tests.flow.world import data_of, flow
 from tests.waiting import eventually
@@ -357,3 +357,59 @@ async def test_a_call_of_code_that_a_person_edited_is_taken_over_as_the_one_it_a
         assert row.hot.state is RunState.SUCCEEDED, row.hot.code
         actions = data_of(await engine.events(made.run_id), ActionEvent)
         assert sorted(str(action.args) for action in actions) == ["{'amount': 2}", "{'amount': 7}"]
+
+
+@pytest.mark.parametrize("end", ["cancelled while it ran", "failed"])
+async def test_arguments_that_a_call_was_begun_with_are_not_edited(
+    url: str, zoo: ToolZoo, end: str
+) -> None:
+    """R-5.6, R-8.2: a tool that heeds keys would answer with the effect of the first arguments. The
+    call is approved as it is or rejected; one that was not begun may be edited."""
+    begun: list[tuple[str, str]] = []
+
+    @tool(idempotent=True, **WRITE)
+    async def order(item: str, context: ToolContext) -> str:
+        """Order an item, once for each key."""
+        begun.append((context.effect_key, item))
+        if item == "bad":
+            raise ToolError("no such item")
+        if item == "slow" and len(begun) == 1:
+            zoo.begin("order")
+            await anyio.sleep_forever()
+        return item
+
+    zoo.registry.add(order)
+    item = "bad" if end == "failed" else "slow"
+
+    def orders(context: PlannerContext) -> Decision:
+        if context.step_index == 0:
+            return call("order", item=item)
+        told = context.turns[0].calls[0]
+        return GiveUp(reason="no") if told.error else Finish(answer=told.output)
+
+    agent = scripted("orders", orders, tools=[ToolGrant(name="order")])
+    async with flow(url, [agent], zoo) as engine:
+        unbegun = await engine.submit("orders")
+        await engine.wait_waiting(unbegun)
+        await engine.cancel(unbegun)
+        await engine.wait_terminal(unbegun)
+        (asked,) = await engine.wait_waiting((await again(engine, unbegun)).run_id)
+        await engine.answer(asked.interrupt_id, Answer.EDIT, args={"item": "other"})
+        await engine.wait_terminal(asked.run_id)
+        run_id = await engine.submit("orders")
+        begun.clear()
+        (asked,) = await engine.wait_waiting(run_id)
+        await engine.answer(asked.interrupt_id, Answer.APPROVE)
+        if end != "failed":
+            await zoo.wait_started("order", 1)
+            await engine.cancel(run_id)
+        await engine.wait_terminal(run_id)
+        made = await again(engine, run_id, redrive=end == "failed")
+        (asked,) = await engine.wait_waiting(made.run_id)
+        with pytest.raises(Conflict) as refused:
+            await engine.answer(asked.interrupt_id, Answer.EDIT, args={"item": "good"})
+        assert (refused.value.field, refused.value.details["run_id"]) == ("/args", run_id)
+        await engine.answer(asked.interrupt_id, Answer.APPROVE)
+        await engine.wait_terminal(made.run_id)
+    assert [one for _, one in begun] == [item, item]
+    assert len({key for key, _ in begun}) == 1

@@ -7,6 +7,7 @@ from pydantic import JsonValue
 from perdure.engine.closing import close_run
 from perdure.engine.core import Core
 from perdure.engine.draft import Draft
+from perdure.engine.edits import check_edit
 from perdure.engine.ports import ToolOutcome
 from perdure.engine.results import add_result, runtime_result
 from perdure.engine.resuming import go_on
@@ -62,7 +63,8 @@ async def answer_interrupt(core: Core, tenant_id: str, interrupt_id: str, reply:
     """Close a pending interrupt and let its run go on.
 
     Raises NotFound; AlreadyAnswered (details show the first answer) when it has another answer;
-    Gone when it expired or was cancelled; Forbidden when somebody else must decide; Invalid when
+    Gone when it expired or was cancelled; Conflict when arguments are edited that the call was begun
+    with; Forbidden when somebody else must decide; Invalid when
     the answer does not fit its kind, its schema, or (edited arguments) the tool's schema. An answer
     that comes before the expiry was acted upon is taken: no clock but the store's decides.
     """
@@ -73,6 +75,8 @@ async def answer_interrupt(core: Core, tenant_id: str, interrupt_id: str, reply:
         return _replay(before, reply)
     _check_kind(before.kind, reply)
     specs = await _specs(core, reply)
+    if reply.answer is Answer.EDIT:
+        await check_edit(core, before, reply.args)
 
     def change(row: RunRow, draft: Draft) -> bool:
         question = draft.view.snapshot.open_interrupts.get(interrupt_id)
@@ -121,6 +125,8 @@ def _check_kind(kind: InterruptKind, reply: Reply) -> None:
         raise Invalid("an edit needs the whole new arguments", field="/args")
     if reply.answer is not Answer.EDIT and reply.args is not None:
         raise Invalid("only an edit takes arguments", field="/args")
+    if reply.answer in {Answer.APPROVE, Answer.EDIT} and reply.value is not None:
+        raise Invalid("an approval takes no value: the call runs", field="/value")
     wordless = reply.answer is Answer.RESPOND and reply.value is None
     if wordless and kind is InterruptKind.APPROVAL:
         raise Invalid("a response to an approval needs what to tell the planner", field="/value")
