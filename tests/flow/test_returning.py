@@ -13,6 +13,8 @@ from perdure.engine.core import Core
 from perdure.engine.ports import HostedAgent, ToolGrant
 from perdure.engine.returning import RepairWish, assess
 from perdure.engine.snapshot import RunSnapshot, snapshot_digest
+from perdure.ops.verify import verify
+from perdure.ops.verify.checks import Finding
 from perdure.ops.verify.sweep import Sweep
 from perdure.protocol.decisions import Ask, Decision, Finish
 from perdure.protocol.errors import Conflict
@@ -78,6 +80,10 @@ async def test_a_damaged_run_goes_on_from_its_last_consistent_checkpoint_as_a_li
         run_id, question = await waits_twice(engine)
         thread = (await engine.run(run_id)).facts.thread_id
         behind = await engine.submit("idle", thread_id=thread)
+        ended = await engine.submit("idle")
+        await engine.wait_terminal(ended)
+        with pytest.raises(Conflict, match="has ended"):
+            await repair(service, LOCAL, ended, RepairRequest(action="fail", reason="no"))
         with pytest.raises(Conflict, match="not put aside"):
             await repair(service, LOCAL, run_id, RETURN)
         place = await damage(engine, url, run_id, back=0)
@@ -287,3 +293,24 @@ async def test_a_run_that_a_caller_met_damaged_is_returned_by_the_sweep_of_a_wor
         await engine.wait_waiting(goes_on)
         await engine.cancel(goes_on)
         assert len(zoo.payments()) == 1
+
+
+async def test_whatever_event_a_run_has_lost_ending_it_tells_the_damage(
+    url: str, zoo: ToolZoo
+) -> None:
+    """R-7.7: `verify` is green afterwards (the flow's own), whichever event is missing."""
+    async with flow(url, [payer()], zoo) as engine:
+        service = Service(core=engine.core)
+        first, _ = await waits_twice(engine)
+        runs = [first]
+        while len(runs) < (await engine.run(first)).hot.last_seq:
+            runs.append((await waits_twice(engine))[0])
+        await engine.kill_worker()
+        for seq, run_id in enumerate(runs, 1):
+            statement = f"DELETE FROM events WHERE run_id = ? AND seq = {seq}"  # noqa: S608  # a number
+            Rows(url).damage(statement, run_id)
+            await engine.core.store.quarantine(run_id, None, f"event {seq} is missing", None)
+            await repair(service, LOCAL, run_id, RepairRequest(action="fail", reason="a disk"))
+            found: list[Finding] = []
+            await verify(engine.core.reader, run_id=run_id, on_finding=found.append)
+            assert found == [], seq

@@ -112,7 +112,7 @@ async def _start(core: Core, row: RunRow, wish: BranchWish, find_place: Place) -
     except OriginGone as error:
         raise Gone(f"the history is no longer kept: {error}") from error
     except ValueError as error:
-        raise Conflict(f"the run needs repair: {error}") from error
+        raise Conflict(f"the history of the run is damaged: {error}") from error
 
 
 def _origin(place: Shared, wish: BranchWish) -> Origin:

@@ -50,6 +50,8 @@ log = logging.getLogger(__name__)
 
 RETURN: Final = "return"
 FAIL: Final = "fail"
+_ENDS = frozenset({FailureCode.CHECKPOINT_INCOMPATIBLE, FailureCode.RUN_CANCELLED})
+"""The codes of runs that a repair has ended."""
 """Actions of `repair` events: the run was returned to a checkpoint, or ended."""
 PAGE = 1000
 CALLS_NAMED_MAX = 20
@@ -324,12 +326,14 @@ async def _returned_before(core: Core, row: RunRow) -> RunRow:
 
 
 async def fail_run(core: Core, row: RunRow, wish: RepairWish) -> RunRow:
-    """End a run that is put aside, from its rows alone; return it. One that has ended is unchanged.
+    """End a run that is put aside, from its rows alone; return it. One that has ended so is unchanged.
 
     It ends CHECKPOINT_INCOMPATIBLE, or as cancelled when that was asked for. A run that was to go on
     from it, begun by a return that was cut off, ends too. Raises Conflict for a run that is not put
-    aside, or has children that go on.
+    aside, has ended otherwise, or has children that go on.
     """
+    if row.hot.state in TERMINAL and row.hot.code not in _ENDS:
+        raise Conflict("the run has ended, and was not put aside for repair")
     if row.hot.parked_on is ParkedOn.REPAIR:
         await _stop_returning(core, row)
     failure = CANCELLED

@@ -46,7 +46,7 @@ async def get_state(service: Service, principal: Principal, identifier: str) -> 
     except Damaged as error:
         if run.hot.retained_from_seq > 1:
             raise Gone("the history of the run is no longer kept") from error
-        raise Conflict(f"the run needs repair: {error}") from error
+        raise Conflict(f"the history of the run is damaged: {error}") from error
     return CheckpointState(
         checkpoint_id=row.checkpoint_id, run_id=row.run_id, seq=row.seq, values=state
     )

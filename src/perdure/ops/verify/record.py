@@ -253,6 +253,17 @@ class RunRecord:
         )
 
     @cached_property
+    def is_told_damaged(self) -> bool:
+        """Tell whether the log was damaged before the repair that ended the run for it: events are
+        missing, or it does not fold to what is stored.
+        """
+        if not self.given_up_at:
+            return False
+        first = self.hot.retained_from_seq
+        there = sum(line.seq < self.given_up_at for line in self.log)
+        return there < self.given_up_at - first or bool(self.replay.mismatches)
+
+    @cached_property
     def calls_by_id(self) -> dict[str, ToolCallRow]:
         """The calls by id."""
         return {call.tool_call_id: call for call in self.calls}

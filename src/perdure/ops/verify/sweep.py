@@ -20,7 +20,7 @@ from perdure.engine.returning import return_by_policy
 from perdure.ops.verify.checks import Finding, Rule
 from perdure.ops.verify.load import settled_record
 from perdure.ops.verify.record import RunRecord
-from perdure.ops.verify.table import RUN_RULES
+from perdure.ops.verify.table import RUN_RULES, asked_of
 from perdure.protocol.base import RUNTIME_VERSION
 from perdure.protocol.errors import PerdureError, Unreadable
 from perdure.protocol.runs import RunRow
@@ -146,7 +146,7 @@ class Sweep:
 
 async def _judged(record: RunRecord) -> AsyncGenerator[Finding]:
     """Yield what breaks a statement; others have their turn after each."""
-    for rule in RULES:
+    for rule in asked_of(record, RULES):
         for finding in rule.findings(record, record.facts.run_id):
             yield finding
         await anyio.lowlevel.checkpoint()

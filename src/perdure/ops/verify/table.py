@@ -1,5 +1,7 @@
 """The table of all checks, by id, and of those that wait for their feature."""
 
+from collections.abc import Iterable, Iterator
+
 from perdure.ops.verify import (
     actions,
     approvals,
@@ -55,6 +57,56 @@ RUN_RULES: tuple[Rule[RunRecord], ...] = (
 THREAD_RULES: tuple[Rule[ThreadRecord], ...] = threads.RULES
 LIVE_RULES: tuple[Rule[Moment], ...] = live.RULES
 JOURNAL_RULES: tuple[Rule[Effects], ...] = outside.RULES
+
+_OF_A_SOUND_LOG = frozenset(
+    [
+        "I03",
+        "I06",
+        "I07",
+        "I08",
+        "I09",
+        "I10",
+        "I11",
+        "I16",
+        "I17",
+        "I22",
+        "I23",
+        "I24",
+        "I32",
+        "I33",
+        "I34",
+        "I42",
+        "I46",
+        "I48",
+        "I50",
+        "I60",
+        "I61",
+        "I62",
+        "I63",
+        "I64",
+        "I65",
+        "I66",
+        "I67",
+        "I70",
+        "I72",
+        "I73",
+        "I74",
+        "I76",
+        "I80",
+        "I81",
+        "C4",
+    ]
+)
+"""Checks that compare events with each other or with rows. The log of a run that a repair has ended
+for its damage says nothing about them any more.
+"""
+
+
+def asked_of(record: RunRecord, rules: Iterable[Rule[RunRecord]]) -> Iterator[Rule[RunRecord]]:
+    """Yield those of the rules that can be asked of a run."""
+    for rule in rules:
+        if rule.check.id not in _OF_A_SOUND_LOG or not record.is_told_damaged:
+            yield rule
 
 
 def _all() -> dict[str, Check]:

@@ -45,6 +45,8 @@ def nothing_foreign(record: RunRecord) -> Found:
         if owner != (facts.tenant_id, facts.run_id, facts.thread_id):
             yield row.artifact_id, f"it is of {owner}"
     for item in record.foreign:
+        if record.is_told_damaged and item.seq < record.given_up_at:
+            continue
         owner = item.owner or "no run of the tenant"
         yield f"event {item.seq}", f"it names the {item.kind} {item.id}, which is of {owner}"
 

@@ -11,7 +11,7 @@ from perdure.ops.verify.live import Moment
 from perdure.ops.verify.load import settled_record
 from perdure.ops.verify.outside import Effects, Journal
 from perdure.ops.verify.report import VerifyReport
-from perdure.ops.verify.table import JOURNAL_RULES, LIVE_RULES, RUN_RULES, THREAD_RULES
+from perdure.ops.verify.table import JOURNAL_RULES, LIVE_RULES, RUN_RULES, THREAD_RULES, asked_of
 from perdure.ops.verify.threads import settled_thread
 from perdure.protocol.errors import NotFound, Unreadable
 from perdure.protocol.runs import RunRow
@@ -139,7 +139,7 @@ class _Verification:
             return
         self.report.runs += 1
         self.report.events += len(record.log)
-        for rule in RUN_RULES:
+        for rule in asked_of(record, RUN_RULES):
             found += rule.findings(record, row.facts.run_id)
         if self._now is not None:
             moment = Moment(record=record, now=self._now, grace=self._grace)
