@@ -430,7 +430,9 @@ class Worker:
 
     async def _drain_attempts(self) -> None:
         """Hand back what is held; a claim that is under way is waited for, or nobody knew of it."""
-        with anyio.move_on_after(self.core.settings.drain_grace_s):
+        grace_s = self.core.settings.drain_grace_s
+        log.info("draining: %d runs are held, for %g s at most", len(self._leases), grace_s)
+        with anyio.move_on_after(grace_s):
             for lease in self._leases.values():
                 lease.draining = True
             await self._claims_over.wait()
@@ -453,6 +455,7 @@ class Worker:
         except PerdureError as error:
             log.warning("%d leases are left to run out: %s", len(keys), error)
         else:
+            log.info("%d runs are handed back", len(keys))
             self.core.signals.publish(QUEUE_TOPIC)
 
     # -- late results
