@@ -50,7 +50,15 @@ def test_a_worker_carries_out_runs_and_drains(
     """R-12.4, R-12.5."""
     worker = start(tmp_path, "worker", "--agents", REFERENCE, "--json")
     document = first_document(worker)
-    assert document["agents"] == ["echo", "fails", "asks", "ships", "hangs", "keeps"]
+    assert document["agents"] == [
+        "echo",
+        "fails",
+        "asks",
+        "ships",
+        "ships_much",
+        "hangs",
+        "keeps",
+    ]
     assert worker.stderr is not None
     worker.stderr.readline()
     run = start(tmp_path, "run", "echo", "--input", "7", "--wait", "--json")

@@ -190,6 +190,13 @@ async def test_ending_a_run_by_hand_ends_what_a_return_had_begun_that_was_cut_of
                 await engine.cancel(run_id)
         fail = RepairRequest(action="fail", reason="enough")
         assert (await repair(service, LOCAL, run_id, fail)).state is RunState.FAILED
+        end = data_of(await engine.events(run_id), StateEvent)[-1].failure
+        assert end is not None
+        if cancelled:  # found by the simulation (seed 4606): the end outlives the cancel event
+            assert (end.code, end.details) == (
+                FailureCode.RUN_CANCELLED,
+                {"by": "ada", "reason": "enough"},
+            )
         dropped = await engine.run(begun.facts.run_id)
         assert (dropped.hot.state, dropped.hot.code) == (
             RunState.FAILED,

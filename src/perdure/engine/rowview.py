@@ -4,10 +4,14 @@ It knows what is owed: open calls, open questions, the open step. It knows nothi
 so no planner may be asked upon it and no checkpoint written.
 """
 
+from contextlib import suppress
+
 from perdure.engine.core import Core
 from perdure.engine.snapshot import OpenCall, OpenChild, OpenInterrupt
 from perdure.engine.view import Executions, RunView, view_of
-from perdure.protocol.events import ChildUse
+from perdure.protocol.errors import Unreadable
+from perdure.protocol.events import CancelEvent, ChildUse
+from perdure.protocol.log import DamagedEvent
 from perdure.protocol.records import ToolCallRow
 from perdure.protocol.runs import RunRow
 from perdure.protocol.states import InterruptStatus, RunState, ToolCallStatus, is_open
@@ -15,6 +19,8 @@ from perdure.store.reader import InterruptFilter, RunFilter
 from perdure.store.requests import TimerKind
 
 PAGE = 1000
+CANCEL_WITHIN = 200
+"""So many events before the last one a cancel is looked for."""
 
 
 async def view_from_rows(core: Core, row: RunRow) -> RunView:
@@ -40,7 +46,19 @@ async def view_from_rows(core: Core, row: RunRow) -> RunView:
     await _add_calls(core, view)
     await _add_questions(core, view)
     await _add_children(core, view)
+    if hot.cancel_epoch > 0:
+        await _add_canceller(core, view)
     return view
+
+
+async def _add_canceller(core: Core, view: RunView) -> None:
+    """Add who cancelled the run and why, which its end is to tell: hardly anything follows that."""
+    snapshot = view.snapshot
+    start = max(0, snapshot.last_seq - CANCEL_WITHIN)
+    for event in await core.reader.events_after(view.facts.run_id, start, limit=CANCEL_WITHIN):
+        with suppress(Unreadable, DamagedEvent):
+            if isinstance(event.data, CancelEvent):
+                snapshot.cancelled_by, snapshot.cancel_reason = event.data.by, event.data.reason
 
 
 async def _add_calls(core: Core, view: RunView) -> None:
