@@ -97,6 +97,10 @@ def test_two_branches_that_replace_one_field_are_a_conflict() -> None:
     assert conflict(plain | {"2.1.0": write(4, "replace", "g")}) is None
     assert conflict(plain | {"2.1.0": write(4, "replace")}) == ("f", "2.0.0", "2.1.0")
     assert conflict({"2.0.0": write(1), "2.1.0": write(2)}) is None
+    nested = {"2.0.1.0.0": write(1, "replace"), "2.0.1.0.1": write(2, "replace")}
+    assert conflict(nested | {"2.0.3": write(3, "replace")}) is None
+    clash = nested | {"2.0.1.1.0": write(3, "replace"), "2.1.0": write(4, "replace")}
+    assert conflict(clash) == ("f", "2.0.1.0.0", "2.0.1.1.0")
 
 
 def test_a_field_is_declared_once_and_by_a_name() -> None:

@@ -32,6 +32,8 @@ def test_it_holds_what_the_writes_come_to_in_whatever_order_they_came() -> None:
             assert other.value() == (["old", 0, 2, 3, 4],)
             other.begin(())
             assert other.value() == ([0, 2, 3, 4],)
+            assert folded.has_parallel
+            assert not other.has_parallel
 
 
 def test_a_write_costs_one_merge_and_few_when_it_comes_between_others() -> None:

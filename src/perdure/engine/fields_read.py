@@ -76,14 +76,13 @@ def _by_other_rules(view: RunView, agent: HostedAgent) -> Failure | None:
     another rule than it declares for a field that they share.
     """
     declared = {one.slot(view.agent_id): one for one in agent.fields.values()}
-    for write in view.snapshot.writes.values():
-        before = as_told(write)
-        one = declared.get(slot_of(before))
-        if one is None:
+    for slot, folded in view.snapshot.folded.items():
+        one, before = declared.get(slot), folded.first
+        if one is None or before is None:
             continue
         mine = write_of(one, view.agent_id, None)
         if (before["rule"], before.get("reducer")) != (mine["rule"], mine.get("reducer")):
-            return _other_rule(slot_of(before), _rule_in(before), _rule_in(mine))
+            return _other_rule(slot, _rule_in(before), _rule_in(mine))
     return None
 
 

@@ -43,10 +43,11 @@ def clash_of_calls(view: RunView) -> Failure | None:
     """Return why a run without a function of code cannot go on: two calls of a step replaced one
     field. Code is told of it where its branches join.
     """
-    decided = {
-        place: write for place, write in view.snapshot.writes.items() if place.startswith(LOOP_MARK)
-    }
-    clash = conflict(decided)
+    decided: dict[str, JsonValue] = {}
+    for folded in view.snapshot.folded.values():
+        if folded.rule == "replace" and folded.has_parallel:
+            decided |= folded.writes()
+    clash = conflict({at: one for at, one in decided.items() if at.startswith(LOOP_MARK)})
     if clash is None:
         return None
     name, first, second = clash

@@ -244,10 +244,11 @@ def place_of(position: str) -> tuple[int, ...]:
 def side_by_side(first: str, second: str) -> bool:
     """Tell whether two places are in different branches of one gather, or calls of one step."""
     one, other = place_of(first), place_of(second)
-    return _keys_side_by_side(one, other)
+    return are_keys_side_by_side(one, other)
 
 
-def _keys_side_by_side(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
+def are_keys_side_by_side(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    """Tell the same of the keys of two places."""
     if one[0] != other[0]:
         return False
     for level, (here, there) in enumerate(zip(one[1:], other[1:], strict=False)):
@@ -263,7 +264,7 @@ def is_before(first: str, second: str) -> bool:
 
 def is_key_before(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
     """Tell the same of the keys of two places."""
-    return one < other and not _keys_side_by_side(one, other)
+    return one < other and not are_keys_side_by_side(one, other)
 
 
 def merge_write(
@@ -341,10 +342,11 @@ def conflict(writes: Mapping[str, JsonValue]) -> tuple[str, str, str] | None:
         if write["rule"] != "replace":
             continue
         slot = slot_of(write)
-        for other in replaced.setdefault(slot, []):
-            if side_by_side(other, position):
-                return slot.name, other, position
-        replaced[slot].append(position)
+        before = replaced.setdefault(slot, [])
+        if before and side_by_side(before[-1], position):  # if any is beside it, so is the nearest
+            first = next(one for one in before if side_by_side(one, position))
+            return slot.name, first, position
+        before.append(position)
     return None
 
 

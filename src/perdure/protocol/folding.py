@@ -7,12 +7,19 @@ A write that comes behind others is merged over what they made. Only one that st
 from bisect import bisect_left
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from itertools import pairwise
 from operator import attrgetter
 from typing import NamedTuple
 
 from pydantic import JsonValue
 
-from perdure.protocol.fields import Reducers, is_key_before, merge_write, place_of
+from perdure.protocol.fields import (
+    Reducers,
+    are_keys_side_by_side,
+    is_key_before,
+    merge_write,
+    place_of,
+)
 from perdure.protocol.plain import no_items
 
 Held = tuple[()] | tuple[JsonValue]
@@ -60,12 +67,23 @@ class FoldedField:
     _between: int | None = None
     """The place in the order of the last write that was put between others."""
     _changes: int = 0
+    _has_parallel: bool = False
+
+    @property
+    def first(self) -> dict[str, JsonValue] | None:
+        """Return the first of its writes, which all are by one rule; None: there are none."""
+        told = self._writes[0].told if self._writes else None
+        return told if isinstance(told, dict) else None
 
     @property
     def rule(self) -> str | None:
         """Return the rule of its writes; None: there are none."""
-        told = self._writes[0].told if self._writes else None
-        return str(told.get("rule")) if isinstance(told, dict) else None
+        return str(self.first.get("rule")) if self.first is not None else None
+
+    @property
+    def has_parallel(self) -> bool:
+        """Tell whether two writes stand side by side: then two do that follow each other."""
+        return self._has_parallel
 
     def begin(self, base: Held) -> None:
         """Say what the field held before the writes."""
@@ -78,6 +96,7 @@ class FoldedField:
         if not self._writes or self._writes[-1].key < write.key:
             self._writes.append(write)
             self._changes += 1
+            self._look_beside(len(self._writes) - 1)
             return
         index = bisect_left(self._writes, write.key, key=_key_of)
         if self._writes[index].key == write.key:
@@ -86,12 +105,23 @@ class FoldedField:
             self._writes.insert(index, write)
         self._go_back(index)
         self._between = index
+        self._look_beside(index)
+
+    def _look_beside(self, index: int) -> None:
+        """Look at a write and those before and behind it."""
+        near = self._writes[max(0, index - 1) : index + 2]
+        self._has_parallel |= any(
+            are_keys_side_by_side(one.key, other.key) for one, other in pairwise(near)
+        )
 
     def leave_out(self, places: Collection[str]) -> None:
         """Forget writes."""
         found = [index for index, write in enumerate(self._writes) if write.place in places]
         if found:
             self._writes = [write for write in self._writes if write.place not in places]
+            self._has_parallel = any(
+                are_keys_side_by_side(one.key, other.key) for one, other in pairwise(self._writes)
+            )
             self._go_back(found[0])
 
     def _go_back(self, index: int) -> None:
@@ -112,6 +142,7 @@ class FoldedField:
             _held=self._held,
             _kept=self._kept,
             _between=self._between,
+            _has_parallel=self._has_parallel,
         )
 
     def writes(self, but: Collection[str] = ()) -> dict[str, JsonValue]:
