@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from typing import cast
 
 import anyio
 import asyncpg
@@ -11,14 +12,15 @@ from perdure.ops.local_postgres import LocalPostgres
 from perdure.protocol.errors import Unavailable
 from perdure.protocol.ids import uuid_of
 from perdure.protocol.states import ToolCallStatus
-from perdure.store.commits import CallUpdate
+from perdure.store.commits import CallUpdate, Commit
 from perdure.store.migrate import SchemaRefused
-from perdure.store.postgres import PostgresDatabase, driver, lanes, migrator
+from perdure.store.postgres import PostgresDatabase, driver, lanes, migrator, state_values
 from perdure.store.postgres.driver import SETTINGS
 from perdure.store.postgres.lanes import Lane
 from perdure.store.postgres.optional import compose
 from perdure.store.postgres.statements import SQL
 from perdure.testing import builders as make
+from perdure.testing.conformance.state_values import ending, held, value_of
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -55,6 +57,9 @@ HOT_STATEMENTS = [
     ("list_artifacts", "artifacts_by_tenant", "(tenant_id = $1) AND (artifact_id >"),
     ("list_run_artifacts", "artifacts_by_run", "(run_id = $3) AND (artifact_id >"),
     ("list_thread_artifacts", "artifacts_by_thread", "(thread_id = $3) AND (artifact_id >"),
+    ("moved_state_values", "state_values_pkey", "(scope = u.scope) AND (scope_id = u.scope_id)"),
+    ("insert_state_values", "runs_pkey", "run_id ="),
+    ("update_state_values", "state_values_pkey", "(scope = u.scope) AND (scope_id = u.scope_id)"),
     ("list_threads", "threads_by_tenant", "(tenant_id = $1) AND (thread_id <"),
 ]
 """A statement, an index it reads by, and what of its conditions the index answers itself."""
@@ -111,6 +116,36 @@ async def _plan_of(connection: "asyncpg.Connection[asyncpg.Record]", statement: 
     rows = await connection.fetch(f"EXPLAIN (COSTS OFF) EXECUTE hot({', '.join(['NULL'] * count)})")
     await connection.execute("DEALLOCATE hot")
     return "\n".join(row[0] for row in rows)
+
+
+async def test_all_fields_of_a_commit_are_written_together(postgres_own_dsn: str) -> None:
+    """R-1.5: a run leaves up to 100 of them, while its row is locked: one statement to look, one for
+    rows that are new, one for the others; one that has moved is told."""
+    async with PostgresDatabase(postgres_own_dsn) as database:
+        await database.store.insert_run(make.new_run())
+        run = (await make.claim_one(database.store)).row
+        opened = await asyncpg.connect(postgres_own_dsn)
+        connection = cast("driver.Connection", opened)
+        try:
+            statements: list[str] = []
+            opened.add_query_logger(lambda one: statements.append(one.query))
+
+            def ends(expected: int) -> Commit:
+                values = [value_of(run, n, name=f"f{n}", expected=expected) for n in range(40)]
+                return ending(run, *values, value_of(run, 1, name=f"new{expected}"))
+
+            for expected in range(2):
+                assert not await state_values.have_moved(connection, ends(expected))
+                assert await state_values.keep(connection, ends(expected), run.hot.updated_at)
+            late = replace(ends(1), state_values=ends(1).state_values[:-1])
+            assert await state_values.have_moved(connection, late)
+            assert not await state_values.keep(connection, late, run.hot.updated_at)
+            await connection.fetch("SELECT 1")  # the one before is told of by now
+            assert sum("state_values" in one for one in statements) == 2 + 3 + 2
+        finally:
+            await connection.close()
+        rows = await held(database.reader, run.facts.thread_id)
+        assert rows == {f"f{n}": (n, 2) for n in range(40)} | {"new0": (1, 1), "new1": (1, 1)}
 
 
 async def test_the_hot_row_is_nearly_always_updated_in_place(postgres_own_dsn: str) -> None:

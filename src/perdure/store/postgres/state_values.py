@@ -10,8 +10,8 @@ from datetime import datetime
 from perdure.protocol.codec import decode, encode
 from perdure.protocol.ids import RUN, hex_of
 from perdure.protocol.records import StateValueRow, ThreadBase
-from perdure.store.commits import Commit
-from perdure.store.lasting import adopted_values, has_moved, in_lock_order
+from perdure.store.commits import Commit, NewStateValue
+from perdure.store.lasting import adopted_values, in_lock_order
 from perdure.store.postgres.driver import Connection, Row
 from perdure.store.postgres.rows import readable
 from perdure.store.postgres.statements import SQL
@@ -22,29 +22,46 @@ _ALL = 1_000_000
 
 async def have_moved(connection: Connection, commit: Commit) -> bool:
     """Tell whether a row is not at the version that the commit expects; nothing is locked."""
-    run = hex_of(commit.run_id)
-    for new in commit.state_values:
-        rows = await connection.fetch(
-            SQL["state_value_version"], new.scope, new.scope_id, new.name, run
-        )
-        if has_moved(new, rows[0]["version"] if rows else None):
-            return True
-    return False
+    values = commit.state_values
+    columns = (
+        [new.scope for new in values],
+        [new.scope_id for new in values],
+        [new.name for new in values],
+        [new.expected for new in values],
+    )
+    return bool(await connection.fetch(SQL["moved_state_values"], hex_of(commit.run_id), *columns))
 
 
 async def keep(connection: Connection, commit: Commit, at: datetime) -> bool:
-    """Write the values of a commit that was accepted; False: a row has moved, so roll back."""
+    """Write the values of a commit that was accepted; False: a row has moved, so roll back.
+
+    First the rows that are new, then the others, each in one order for all writers.
+    """
+    values = in_lock_order(commit.state_values)
+    begun = [new for new in values if new.expected == 0]
+    moved = [new for new in values if new.expected > 0]
     run = hex_of(commit.run_id)
-    for new in in_lock_order(commit.state_values):
-        field = (new.scope, new.scope_id, new.name, new.version)
-        values = (run, *field, new.seq, at, new.rule, encode(new.value))
-        if new.expected == 0:
-            written = await connection.fetch(SQL["insert_state_value"], *values)
-        else:
-            written = await connection.fetch(SQL["update_state_value"], *values, new.expected)
-        if not written:
+    if begun:
+        rows = await connection.fetch(SQL["insert_state_values"], run, at, *_columns(begun))
+        if len(rows) < len(begun):
             return False
-    return True
+    if not moved:
+        return True
+    expected = [new.expected for new in moved]
+    rows = await connection.fetch(SQL["update_state_values"], run, at, *_columns(moved), expected)
+    return len(rows) == len(moved)
+
+
+def _columns(values: Sequence[NewStateValue]) -> tuple[Sequence[object], ...]:
+    return (
+        [new.scope for new in values],
+        [new.scope_id for new in values],
+        [new.name for new in values],
+        [new.version for new in values],
+        [new.seq for new in values],
+        [new.rule for new in values],
+        [encode(new.value) for new in values],
+    )
 
 
 async def adopt(
