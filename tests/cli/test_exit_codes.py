@@ -2,9 +2,9 @@
 
 import pytest
 
-from perdure.ops.exits import ExitCode, exit_of_error
+from perdure.ops.exits import ExitCode, exit_of_error, run_async
 from perdure.protocol import errors
-from perdure.protocol.errors import PerdureError
+from perdure.protocol.errors import NotFound, PerdureError
 from tests.cli.program import Program
 from tests.cli.shop import REFERENCE
 
@@ -52,6 +52,17 @@ def test_looking_at_a_database_that_is_not_there_makes_none(
         (("run", "echo", "--priority", "1000"), "--priority: must be at most 100"),
         (("run", "echo", "--options", '{"nonsense": 1}'), "--options at /nonsense: there is no"),
         (("run", "echo", "--timeout", "3"), "--timeout needs --wait"),
+        (("threads", "list", "--limit", "0"), "Invalid value for '--limit'"),
+        (("runs", "list", "--nonsense"), "No such option: --nonsense"),
+        (("runs", "cancel-many", "--nonsens", "x"), "perdure runs cancel-many --help"),
+        (("runs", "repair", RUN_ID, "--return"), "--return and --fail need a --reason"),
+        (("runs", "callback", "tc", "--output", "1", "--ref", "x" * 1001), "--ref: must have"),
+        (("topics", "subscribe", "t", "t", "a", "--version", "x" * 51), "--version: must have"),
+        (("threads", "fork", "t", "--position", "-1"), "--position: must be"),
+        (("threads", "fork", "t", "--title", "x" * 501), "--title: must have"),
+        (("interrupts", "delegate", INTERRUPT_ID, "--to", ""), "--to at /0: must have"),
+        (("runs", "events", RUN_ID, "--json", "--jsonl"), "at most one of --json, --jsonl"),
+        (("worker", "--queue", "A B"), "setting worker.queues.0 (flag)"),
         (("runs", "cancel-many"), "name which runs to cancel, or say `all` (--all)"),
     ],
 )
@@ -61,7 +72,9 @@ def test_what_is_wrong_is_named_by_its_option(
     perdure("db", "upgrade")
     done = perdure(*words)
     assert done.code == ExitCode.USAGE
-    assert says in " ".join(done.err.split())
+    assert says in done.err
+    assert done.err.startswith("error: ")
+    assert done.err.count("\n") == 1
 
 
 def test_a_field_of_a_refused_request_is_named_by_its_option(perdure: Program) -> None:
@@ -130,6 +143,19 @@ def test_a_file_that_is_no_database_is_7(perdure: Program) -> None:
     done = perdure("runs", "list", "--db", "sqlite:///file")
     assert done.code == ExitCode.UNREACHABLE
     assert done.err.count("\n") == 1
+
+
+def test_ctrl_c_among_other_errors_is_what_ended_a_command() -> None:
+    """R-19.9: pressed twice it may meet what the first one began to take down."""
+    errors_of_tasks = BaseExceptionGroup(
+        "", [NotFound("x"), BaseExceptionGroup("", [KeyboardInterrupt()])]
+    )
+
+    async def work() -> None:
+        raise errors_of_tasks
+
+    with pytest.raises(KeyboardInterrupt):
+        run_async(work)
 
 
 def test_every_error_of_the_tree_has_an_exit_code() -> None:

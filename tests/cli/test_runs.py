@@ -161,6 +161,7 @@ def test_an_approval_is_given_once(perdure: Program) -> None:
     assert (handed.code, handed.json["approvers"]) == (0, ["local"])
     unknown = perdure("interrupts", "delegate", identifier, "--to", "nobody")
     assert (unknown.code, unknown.err.split(":")[1].strip()) == (2, "invalid")
+    assert "(--to)" in unknown.err
     first = perdure("interrupts", "resolve", identifier, "--approve", "--json")
     again = perdure("interrupts", "resolve", identifier, "--approve", "--json")
     other = perdure("interrupts", "resolve", identifier, "--reject")
@@ -263,6 +264,8 @@ def test_threads_are_listed_forked_adopted_and_deleted(perdure: Program) -> None
     assert thread in perdure("threads", "list").out
     shown = perdure("threads", "show", thread, "--json").json
     assert (shown["last_position"], shown["bases"]) == (2, [])
+    beyond = perdure("threads", "fork", thread, "--position", "9999")
+    assert (beyond.code, "(--position)" in beyond.err) == (2, True)
     made = perdure("threads", "fork", thread, "--position", "1", "--title", "b", "--json").json
     assert (made["title"], made["last_position"]) == ("b", 1)
     branch = made["thread_id"]

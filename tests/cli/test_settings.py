@@ -60,7 +60,7 @@ def test_lists_in_the_environment_are_separated_by_commas(perdure: Program) -> N
         ("[worker]\nlease_ttl_s = 2\nheartbeat_s = 1.5", "heartbeat_s"),
         ("[server", "perdure.toml"),
         ("[worker]\nqueues = []", "worker.queues"),
-        ("[worker]\nqueues = ['a b']", "worker.queues"),
+        ("[worker]\nqueues = ['a b']", "worker.queues.0 (./perdure.toml)"),
     ],
 )
 def test_a_wrong_setting_is_named_with_its_source(perdure: Program, text: str, named: str) -> None:

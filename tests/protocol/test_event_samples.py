@@ -102,6 +102,14 @@ def test_old_data_that_no_upcaster_takes_is_damaged() -> None:
             parse_event_data("result", raw, 0)
 
 
+def test_what_a_damaged_event_lacks_is_told_in_a_line() -> None:
+    """R-19.9: `verify` prints it, a finding a line."""
+    with pytest.raises(DamagedEvent) as told:
+        parse_event_data("cancel", b'{"action":"interrupt"}')
+    assert "epoch: is missing" in str(told.value)
+    assert "\n" not in str(told.value)
+
+
 def test_every_type_has_a_sample_of_the_present_version() -> None:
     """R-6.9."""
     present = {sample.type for sample in SAMPLES if sample.schema_version == SCHEMA_VERSION}

@@ -79,7 +79,9 @@ def repair_(
     if not (back or fail):
         _print_repair(on_service(db, lambda service: get_repair(service, LOCAL, run)), json)
         return
-    wish = request_of(RepairRequest, action="return" if back else "fail", reason=reason or "")
+    if not reason:
+        raise typer.BadParameter("--return and --fail need a --reason")
+    wish = request_of(RepairRequest, action="return" if back else "fail", reason=reason)
     _print_new_run(on_service(db, lambda service: repair(service, LOCAL, run, wish)), json)
 
 

@@ -1,5 +1,7 @@
 """What the fields of requests are called on the command line."""
 
+from collections.abc import Sequence
+
 _OPTIONS = {
     "/answer": "the answer",
     "/input": "--input",
@@ -13,6 +15,12 @@ _OPTIONS = {
     "/agent_id": "--agent",
     "/tag": "--tag",
     "/all": "--all",
+    "/position": "--position",
+    "/title": "--title",
+    "/to": "--to",
+    "/branch_id": "BRANCH",
+    "/output": "--output",
+    "/error/reason": "--failed",
     "/options/after": "--after",
     "/options/queue": "--queue",
     "/options/priority": "--priority",
@@ -20,6 +28,7 @@ _OPTIONS = {
     "/options/idempotency_key": "--key",
     "/options": "--options",
     "agent_id": "AGENT",
+    "topic": "TOPIC",
     "Idempotency-Key": "--key",
     "agents": "--agents",
     "data": "--data",
@@ -27,10 +36,20 @@ _OPTIONS = {
     "region": "--region",
 }
 
+_OPTIONS_OF_COMMAND: dict[tuple[str, ...], dict[str, str]] = {
+    ("runs", "callback"): {"/external_ref": "--ref"},
+    ("topics", "subscribe"): {"/agent_version": "--version"},
+}
+"""What other commands call otherwise."""
 
-def option_of(field: str) -> str:
-    """Return the option that a field of a request was typed as, with the place in its value."""
-    for pointer, option in _OPTIONS.items():
+
+def option_of(field: str, words: Sequence[str] = ()) -> str:
+    """Return the option that a field of a request was typed as, with the place in its value.
+
+    `words` are those of the command line.
+    """
+    names = {**_OPTIONS, **_OPTIONS_OF_COMMAND.get((*words[:2],), {})}
+    for pointer, option in names.items():
         if field == pointer:
             return option
         if field.startswith(f"{pointer}/"):

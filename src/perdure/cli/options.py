@@ -133,7 +133,7 @@ def settings_of(
 def on_service(db: str | None, work: Callable[[Service], Awaitable[T]]) -> T:
     """Run work on the use cases over the database, in a loop of its own."""
     settings = settings_of(db)
-    logging.getLogger().setLevel(logging.WARNING)  # a short command has nothing to report
+    logging.getLogger().setLevel(logging.ERROR)  # a short command says itself what it did
 
     async def body() -> T:
         async with open_existing(settings) as service:
@@ -186,7 +186,7 @@ def usage_error(error: ValidationError, prefix: str = "") -> typer.BadParameter:
     """Return the usage error for a request that does not fit; `prefix` is what it is part of."""
     place, text = first_problem(error)
     pointer = "".join(f"/{part}" for part in place)
-    where = option_of(prefix + pointer) if prefix + pointer else ""
+    where = option_of(prefix + pointer, sys.argv[1:]) if prefix + pointer else ""
     return typer.BadParameter(f"{where}: {text}" if where else text)
 
 

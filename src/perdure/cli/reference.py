@@ -24,8 +24,9 @@ _CLI_HEAD = """\
 
 Data goes to stdout, progress and errors to stderr. `--json` prints one JSON document with sorted
 keys, `--jsonl` one document a line. There are no colours where output is not a terminal, nor with
-`NO_COLOR`. Commands work on the database itself, so no server is needed. An error is one line,
-`error: code: message`.
+`NO_COLOR`. Commands work on the database itself, so no server is needed. An error is one
+line, `error: code: message`; the code of a wrong command line is `usage`. Faults that were logged on
+the way stand before it.
 
 """
 

@@ -271,6 +271,8 @@ def events(
     """Print the events of a run, in order."""
     if json and follow:
         raise typer.BadParameter("--json prints one document: use --jsonl to follow")
+    if json and jsonl:
+        raise typer.BadParameter("give at most one of --json, --jsonl")
     collected: list[EncodedEvent] = []
     take = collected.append if json else print_raw if jsonl else print_event
     read = _follow if follow else _read

@@ -101,10 +101,13 @@ def run_async(work: Callable[[], Awaitable[T]]) -> T:
 
 
 def sole_error(error: BaseException) -> BaseException:
-    """Return what a group of groups is about: one of ours if there is one, else the first."""
+    """Return what a group of groups is about: Ctrl-C, else one of ours, else the first."""
     found = _leaves(error)
-    ours = (leaf for leaf in found if isinstance(leaf, PerdureError))
-    return next(ours, found[0])
+    for kind in (KeyboardInterrupt, PerdureError):
+        for leaf in found:
+            if isinstance(leaf, kind):
+                return leaf
+    return found[0]
 
 
 def _leaves(error: BaseException) -> list[BaseException]:

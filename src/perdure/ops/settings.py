@@ -322,11 +322,16 @@ def read_sources(flags: Mapping[str, object]) -> list[Source]:
 
 
 def source_of(sources: list[Source], path: tuple[str, ...]) -> str:
-    """Return the name of the source that a value comes from, `default` when none has it."""
+    """Return the name of the source that a value comes from, `default` when none has it.
+
+    The path may lead on into the value, to an item of a list.
+    """
     for source in sources:
         found: object = source.values
         for part in path:
-            found = found.get(part) if _is_table(found) else None
+            if not _is_table(found):
+                break
+            found = found.get(part)
         if found is not None:
             return source.name
     return "default"

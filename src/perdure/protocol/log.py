@@ -39,6 +39,7 @@ from perdure.protocol.events import (
 from perdure.protocol.ids import event_id
 from perdure.protocol.schema import Incompatible, upcast
 from perdure.protocol.values import BlobRef
+from perdure.protocol.wording import all_problems
 
 
 class Unknown(Stored):
@@ -180,7 +181,8 @@ def parse_event_data(
     try:
         return model.model_validate_json(upcast(event_type, version, raw))  # pyright: ignore[reportReturnType]  # every value of _MODELS is a member of the union
     except (ValidationError, Incompatible) as error:
-        raise DamagedEvent(f"a stored {event_type} event does not fit its type: {error}") from None
+        why = all_problems(error) if isinstance(error, ValidationError) else str(error)
+        raise DamagedEvent(f"a stored {event_type} event does not fit its type: {why}") from None
 
 
 def ref_of(data: EventData | Unknown) -> BlobRef | None:
