@@ -1,6 +1,8 @@
 """Fields of scope thread and agent: what runs leave to later ones, by rule and once (R-1.5)."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal, cast
 
@@ -385,6 +387,41 @@ async def test_tools_write_with_their_results(url: str, zoo: ToolZoo) -> None:
         in_code = await engine.submit("scribe.code")
         assert await answer_of(engine, in_code) == [[1, 2], [1, 2, 3]]
         assert await held(engine, "agent", "scribe.code") == {"log": [1, 2, 3]}
+
+
+async def test_a_call_that_works_though_its_run_is_cancelled_has_written(
+    url: str, zoo: ToolZoo
+) -> None:
+    """R-1.5, R-10.3: its result is shared by a fork, which does not call again; so is its write."""
+
+    @tool
+    async def stubborn(context: ToolContext) -> str:
+        """Write, and end well when it is asked to end."""
+        context.write("log", "done")
+        zoo.begin("stubborn")
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(600)
+        return "done"
+
+    zoo.registry.add(stubborn)
+
+    def steps(context: PlannerContext) -> Decision:
+        if context.step_index == 0:
+            return CallTools(calls=(ToolRequest(tool="stubborn", args={}),))
+        return Finish(answer=dict(context.fields))
+
+    loop = loop_agent("mule", "1", ScriptedPlanner(steps), tools=["stubborn"], state=SHARED)
+    async with flow(url, [loop], zoo) as engine:
+        run_id = await engine.submit("mule")
+        await zoo.wait_started("stubborn")
+        await engine.cancel(run_id, CancelAction.INTERRUPT)
+        assert (await failure_of(engine, run_id)).code is FailureCode.RUN_CANCELLED
+        (result,) = data_of(await engine.events(run_id), ResultEvent)
+        assert result.status is ToolCallStatus.SUCCEEDED
+        assert await held(engine, "agent", "mule") == {}
+        fork = await forked(engine, run_id)
+        assert await answer_of(engine, fork.run_id) == {"log": ["done"]}
+        assert await held(engine, "agent", "mule") == {"log": ["done"]}
 
 
 async def test_what_cannot_be_merged_ends_the_run_and_changes_nothing(

@@ -94,9 +94,12 @@ def add_result(draft: Draft, call: OpenCall, outcome: ToolOutcome, *, by: Result
 
 
 def _with_writes(draft: Draft, call: OpenCall, outcome: ToolOutcome) -> ToolOutcome:
-    """Draft what a call that worked wrote to the state; what does not fit makes its result invalid."""
+    """Draft what a call that worked wrote to the state; what does not fit makes its result invalid.
+
+    Also after a cancel: whoever goes on from the run has this result and does not call again.
+    """
     worked = outcome.result.status in {ToolCallStatus.SUCCEEDED, ToolCallStatus.PARTIAL}
-    if not worked or draft.view.snapshot.cancel_epoch > 0:
+    if not worked:
         return outcome
     problem = draft_tool_writes(draft, call.tool_call_id, outcome.writes)
     if problem is None:

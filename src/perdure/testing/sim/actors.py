@@ -38,7 +38,7 @@ from perdure.protocol.events import PlanItem
 from perdure.protocol.states import OnExpiry
 from perdure.testing.sim.outside import tell
 from perdure.testing.sim.tools import GRANTS, PLAIN_GRANTS, all_tools
-from perdure.tools import LocalToolRunner
+from perdure.tools import FunctionTool, LocalToolRunner
 from perdure.tools.bridge import Call
 from perdure.tools.caught import Caught
 from perdure.tools.usercode import UserCode
@@ -57,33 +57,44 @@ def catalog(release: ReleaseKind = "first") -> Catalog:
     `beside`: both versions are served; `replaces`: the old one is gone, and with `continues` its
     runs go on as new ones.
     """
+    return new_catalog(release)
+
+
+def new_catalog(
+    release: ReleaseKind,
+    more: Sequence[HostedAgent] = (),
+    tools: Sequence[FunctionTool[..., Any]] = (),
+) -> Catalog:
+    """Return the agents of a release, and more of them, with all tools."""
     registry = AgentRegistry()
-    made = _versions(release)
-    registry.add(*made, _loop_agent(HEIR), _talk())
-    registry.add_tool(*all_tools())
+    made = versions_of(release, _made)
+    registry.add(*made, _loop_agent(HEIR), _talk(), *more)
+    registry.add_tool(*all_tools(), *tools)
     registry.on_approval(tell)
     whole = Catalog([registry])
     whole.attach(InlineUserCode())
     return whole
 
 
-def _versions(release: ReleaseKind) -> list[HostedAgent]:
+def versions_of(release: ReleaseKind, make: Callable[..., list[HostedAgent]]) -> list[HostedAgent]:
+    """Return the versions that a release has of agents; `make` makes those of one version."""
     match release:
         case "first":
-            return [_loop_agent(LOOP_AGENT), _code_agent()]
+            return make("1")
         case "beside":
-            newer = [_loop_agent(LOOP_AGENT, "2"), _code_agent("2")]
-            return [_loop_agent(LOOP_AGENT), _code_agent(), *newer]
+            return [*make("1"), *make("2")]
         case "continues" | "replaces":
-            goes_on = release == "continues"
-            how: Any = {"replaces": ("1",), "continues": goes_on}
-            return [_loop_agent(LOOP_AGENT, "2", **how), _code_agent("2", **how)]
+            return make("2", replaces=("1",), continues=release == "continues")
+
+
+def _made(version: str, **how: Any) -> list[HostedAgent]:
+    return [_loop_agent(LOOP_AGENT, version, **how), _code_agent(version, **how)]
 
 
 # ---------------------------------------------------------------- what they do
 
 
-def _steps_of(value: JsonValue) -> list[Any]:
+def steps_of(value: JsonValue) -> list[Any]:
     """Return the steps of an input; one who takes part in a conversation has less to do."""
     told = cast("dict[str, Any]", value)
     if "steps" in told:
@@ -102,12 +113,14 @@ def _wishes(calls: list[Any]) -> tuple[ToolRequest, ...]:
     return tuple(ToolRequest(tool=name, args={"amount": amount}) for name, amount in calls)
 
 
-def _expires_in(limits: list[Any]) -> timedelta | None:
+def expires_in(limits: list[Any]) -> timedelta | None:
+    """Return how long a question stands."""
     return None if limits in ([], [None]) else timedelta(seconds=limits[0])
 
 
-def _decide(context: PlannerContext) -> Decision:
-    steps = _steps_of(context.input)
+def decide(context: PlannerContext) -> Decision:
+    """Do the next step of the input."""
+    steps = steps_of(context.input)
     if context.step_index >= len(steps):
         told: list[JsonValue] = [
             [turn.step_index, call.tool, call.status]
@@ -125,9 +138,9 @@ def _decide(context: PlannerContext) -> Decision:
             )
             return Spawn(children=tuple(requests), wait=wait)
         case ["ask", number, *limits]:
-            expires_in = _expires_in(limits)
+            wait = expires_in(limits)
             on_expiry = OnExpiry.DENY if number % 4 else OnExpiry.FAIL
-            return Ask(payload={"amount": number}, expires_in=expires_in, on_expiry=on_expiry)
+            return Ask(payload={"amount": number}, expires_in=wait, on_expiry=on_expiry)
         case ["sleep", seconds]:
             return Sleep(duration=timedelta(seconds=seconds))
         case ["tell", topic, number]:
@@ -146,19 +159,19 @@ def _decide(context: PlannerContext) -> Decision:
 
 async def _work(ctx: Context, value: Any) -> object:
     told: list[Any] = []
-    for step in _steps_of(value):
+    for step in steps_of(value):
         match step:
             case ["call", calls]:
                 wishes = [ctx.tool(name, amount=amount) for name, amount in calls]
-                told += await ctx.gather(*(_told(wish) for wish in wishes))
+                told += await ctx.gather(*(told_of(wish) for wish in wishes))
             case ["spawn", children, _, *detach]:
                 runs = [
                     ctx.spawn(CODE_AGENT, {"steps": steps}, detach=any(detach))
                     for steps in children
                 ]
-                told += await ctx.gather(*(_told(run) for run in runs))
+                told += await ctx.gather(*(told_of(run) for run in runs))
             case ["ask", number, *limits]:
-                told.append(await _both(ctx, number, _expires_in(limits)))
+                told.append(await _both(ctx, number, expires_in(limits)))
             case ["sleep", seconds]:
                 await ctx.sleep(seconds)
             case ["tell", topic, number]:
@@ -178,12 +191,13 @@ async def _work(ctx: Context, value: Any) -> object:
 async def _both(ctx: Context, number: int, expires_in: timedelta | None) -> Any:
     """Ask two questions at once, for answers by order to go wrong; one of them may expire."""
     return await ctx.gather(
-        _told(ctx.interrupt({"amount": number}, expires_in=expires_in, on_expiry="deny")),
+        told_of(ctx.interrupt({"amount": number}, expires_in=expires_in, on_expiry="deny")),
         ctx.interrupt({"amount": number + 1}),
     )
 
 
-async def _told(work: Awaitable[Any]) -> Any:
+async def told_of(work: Awaitable[Any]) -> Any:
+    """Return what came of it: the value, or the name of the failure."""
     try:
         return await work
     except (ToolFailed, ChildFailed, InterruptExpired) as error:
@@ -201,7 +215,7 @@ def mixed_agents() -> tuple[HostedAgent, HostedAgent]:
 def _loop_agent(
     agent_id: str, version: str = "1", tools: Sequence[ToolGrant] = GRANTS, **how: Any
 ) -> HostedAgent:
-    return loop_agent(agent_id, version, ScriptedPlanner(_decide), tools=tools, **how)
+    return loop_agent(agent_id, version, ScriptedPlanner(decide), tools=tools, **how)
 
 
 def _code_agent(version: str = "1", tools: Sequence[ToolGrant] = GRANTS, **how: Any) -> HostedAgent:

@@ -22,7 +22,7 @@ from perdure.protocol.states import TERMINAL
 from perdure.protocol.topics import SubscriptionRow, SubscriptionTerms
 from perdure.store.requests import CancelWish
 from perdure.testing.sim.loop import Process
-from perdure.testing.sim.script import Again, Cancel, Forget, Submit, Subscribe
+from perdure.testing.sim.script import Adopt, Again, Cancel, Forget, Submit, Subscribe
 from perdure.testing.sim.stage import TRY_AGAIN_S, Stage, chance_of, repeated
 
 CALLER = Caller(tenant_id=TENANT_DEFAULT, principal="ada")
@@ -50,7 +50,7 @@ class Callers:
             input=body,
             context=RunContext(user_id="ada"),
             options=_options(item),
-            caller=CALLER,
+            caller=CALLER.model_copy(update={"tenant_id": item.tenant_id}),
             fingerprint=digest([item.agent, body]),
             thread_id=None if item.group is None else stage.threads.get(item.group),
         )
@@ -97,9 +97,36 @@ class Callers:
         facts = made.row.facts
         stage.trace.add(f"{item.mode} of {run_id} is {facts.run_id}")
         stage.cover(f"{item.mode} accepted")
+        if item.mode == "fork":
+            stage.forks[item.run] = facts.thread_id
         self._begin_to_follow(facts.run_id)
 
     # ---------------------------------------------------------------- threads
+
+    async def adopt(self, item: Adopt) -> None:
+        """Let a thread adopt a branch, once neither has an active run; not for ever."""
+        stage, run_id = self.stage, self.stage.known.get(item.run)
+        branch = stage.forks.get(item.run)
+        if run_id is None or branch is None:
+            return
+        core = stage.core(stage.api)
+        row = await repeated(lambda: core.reader.find_run(TENANT_DEFAULT, run_id))
+        if row is None:
+            return
+        thread_id, adopt = row.facts.thread_id, core.store.adopt_branch
+        for _ in range(10):
+            try:
+                await repeated(lambda: adopt(TENANT_DEFAULT, thread_id, branch, "ada"))
+            except ThreadBusy:
+                stage.cover("thread is busy and adopts nothing")
+                await asyncio.sleep(5.0)
+            except PerdureError as error:
+                stage.cover(f"adoption refused {error.code}")
+                return
+            else:
+                stage.trace.add(f"{thread_id} has adopted {branch}")
+                stage.cover("branch adopted")
+                return
 
     async def subscribe(self, item: Subscribe) -> None:
         """Subscribe an agent to a topic, or end its subscription."""

@@ -23,6 +23,7 @@ from perdure.protocol.states import TERMINAL, Answer, RunState
 from perdure.protocol.tools import ToolResult
 from perdure.store.ports import Database
 from perdure.store.reader import RunFilter
+from perdure.testing.sim.bookkeeping import Books
 from perdure.testing.sim.outside import Effect, Undone
 from perdure.testing.sim.tools import ONCE
 
@@ -117,8 +118,10 @@ async def check(facts: Facts, database: Database) -> None:
     retries: Counter[str] = Counter()
     undoing: dict[str, set[str]] = {}
     answered: set[str | None] = set()
+    books = Books(lambda text: facts.found("fields", text), not facts.set_back, facts.coverage)
     for row in await _runs(database):
         log = await _log(database, row.facts.run_id)
+        books.add(row, log)
         facts.runs += 1
         facts.events += len(log)
         _cover(facts, row, log)
@@ -133,6 +136,7 @@ async def check(facts: Facts, database: Database) -> None:
                 answered.add(event.data.interrupt_id)
             if isinstance(event.data, CompensationEvent):
                 undoing.setdefault(event.data.key, set()).add(event.data.status)
+    await books.check(database.reader)
     _check_lost_answers(facts, answered)
     _check_journal(facts, retries)
     _check_undone(facts, undoing)

@@ -9,6 +9,7 @@ from perdure.protocol.states import OnExpiry
 from perdure.testing.embedded import new_worker
 from perdure.testing.faults import Boundary
 from perdure.testing.sim.actors import ReleaseKind, catalog, inline_tools
+from perdure.testing.sim.lasting import keeping_catalog
 from perdure.testing.sim.loop import Process
 from perdure.testing.sim.outside import Workplace, workplace
 from perdure.testing.sim.script import WORKERS, Release
@@ -42,7 +43,9 @@ class Crew:
         return process
 
     async def _work(self, process: Process, number: int) -> None:
-        stage, agents = self.stage, catalog(self._release)
+        stage = self.stage
+        keeps = stage.script.profile == "fields"
+        agents = keeping_catalog(self._release) if keeps else catalog(self._release)
         workplace.set(
             Workplace(
                 worker=process.name,

@@ -6,11 +6,13 @@ from typing import Any, Literal
 
 from pydantic import JsonValue
 
+from perdure.protocol.base import TENANT_DEFAULT
 from perdure.protocol.states import CancelAction, CancelOption
 from perdure.testing.faults import Boundary
 from perdure.testing.sim.script import (
     FAULTS_END_S,
     WORKERS,
+    Adopt,
     Again,
     Cancel,
     Crash,
@@ -40,6 +42,8 @@ HOUR_S = 3600.0
 def draw_script(seed: int, profile: Profile = "mixed") -> Script:
     """Return the script of a seed."""
     chance = random.Random(f"{profile} {seed}")  # noqa: S311  # to be repeated, not to be secret
+    if profile == "fields":
+        return Script(seed, tuple(sorted(_fields(chance), key=lambda item: item.at)), profile)
     runs = _runs(chance, profile)
     items: list[Item] = [*runs, *_callers(chance, runs), _people(chance), _provider(chance)]
     for draw in _PROFILES[profile]:
@@ -232,6 +236,110 @@ def _provider(chance: random.Random) -> Provider:
     )
 
 
+# ---------------------------------------------------------------- fields that outlive their runs
+
+TENANT_OTHER = "other"
+KEEPING = ("keeper", "keeper", "keeper", "keeper.code", "keeper.code")
+NUMBER_MAX = 10**6
+
+
+def _fields(chance: random.Random) -> list[Item]:
+    """Return the items of a play about fields: of many runs that keep to few threads and agents."""
+    crowd = round(chance.uniform(0.0, 10.0), 3) if chance.random() < 0.35 else None
+    count = chance.randint(3, 8)
+    runs = [_keeping(chance, number, crowd) for number in range(count)]
+    mine = [run for run in runs if run.tenant_id == TENANT_DEFAULT]
+    items: list[Item] = [*runs, _people(chance), _provider(chance)]
+    if mine:
+        items += _on_keepers(chance, mine)
+    draws = [*_MIXED, _commit_faults, _slowness] if chance.random() < 0.8 else [_weather]
+    for draw in draws:
+        if chance.random() < 0.6:
+            items += draw(chance)
+    return items
+
+
+def _keeping(chance: random.Random, number: int, crowd: float | None) -> Submit:
+    at = chance.uniform(0.0, 16.0) if crowd is None else crowd + chance.uniform(0.0, 0.05)
+    is_other = chance.random() < 0.15
+    plain = is_other or chance.random() < 0.3
+    steps: list[JsonValue] = [_keeping_step(chance, 0, plain) for _ in range(chance.randint(1, 4))]
+    if chance.random() < 0.4:
+        steps.append(["stumble"])
+    if chance.random() < 0.5:
+        steps.append(["last", _number(chance)])
+    is_grouped = chance.random() < 0.6
+    group = GROUPS if is_other else chance.randrange(GROUPS)
+    return Submit(
+        at=round(at, 3),
+        run=number,
+        agent=chance.choice(KEEPING),
+        steps=tuple(steps),
+        group=group if is_grouped else None,
+        strategy=chance.choice((*_STRATEGIES, "optimistic", "enqueue")),
+        max_attempts=chance.choice([2, 5, 10]),
+        run_s=chance.choice([None, None, None, None, 20.0]),
+        approval_s=chance.choice([None, None, 8.0]),
+        priority=chance.choice([0, 0, 0, 5, -5]),
+        breakpoints=() if is_other else _breakpoints(chance),
+        twice=chance.random() < 0.1,
+        tenant_id=TENANT_OTHER if is_other else TENANT_DEFAULT,
+    )
+
+
+def _number(chance: random.Random) -> int:
+    return chance.randint(1, NUMBER_MAX)
+
+
+_PLAIN_JOTS = ("jot", "jot", "jot_slow", "jot_slow", "jot_flaky", "echo")
+_JOTS = (*_PLAIN_JOTS, "jot_paid", "jot_paid", "pay", "publish", "order", "flaky")
+
+
+def _keeping_step(chance: random.Random, depth: int, plain: bool) -> JsonValue:
+    """Return a step; a `plain` one asks nobody, and changes nothing outside."""
+    kind, tools = chance.random(), _PLAIN_JOTS if plain else _JOTS
+    if kind < 0.55:
+        calls: list[JsonValue] = [
+            [chance.choice(tools), _number(chance)] for _ in range(chance.choice([1, 1, 2, 3]))
+        ]
+        return ["keep", _number(chance), calls]
+    if kind < 0.67:
+        return ["both", _number(chance), _number(chance)]
+    if kind < 0.76:
+        return ["sleep", round(chance.uniform(0.1, 6.0), 3)]
+    if kind < 0.84:
+        return ["handoff"]
+    if kind < 0.92 and depth < 1:
+        children: list[JsonValue] = [
+            [_keeping_step(chance, depth + 1, plain) for _ in range(chance.randint(1, 2))]
+            for _ in range(chance.randint(1, 3))
+        ]
+        return ["spawn", children, chance.random() < 0.8]
+    if plain:
+        return ["call", [["slow", chance.randint(1, 99)]]]
+    return ["ask", chance.randint(1, 99), chance.choice([None, None, 6.0])]
+
+
+def _on_keepers(chance: random.Random, runs: Sequence[Submit]) -> list[Item]:
+    """What is asked of runs that keep something: most of all to go on from them."""
+    items: list[Item] = []
+    for _ in range(chance.choice([0, 1, 1, 2])):
+        run = chance.choice(runs)
+        at = round(run.at + chance.uniform(0.1, 15.0), 3)
+        items.append(Cancel(at, run.run, chance.choice(list(CancelAction)), CancelOption.NONE))
+    modes: list[Literal["retry", "redrive", "fork"]] = ["retry", "redrive", "fork", "fork"]
+    for _ in range(chance.choice([0, 1, 2, 3, 5])):
+        run = chance.choice(runs)
+        at = round(run.at + chance.uniform(1.0, 30.0), 3)
+        mode = chance.choice(modes)
+        items.append(Again(at, run.run, mode))
+        if mode == "fork" and chance.random() < 0.4:
+            items.append(Adopt(round(at + chance.uniform(2.0, 25.0), 3), run.run))
+    if chance.random() < 0.1:
+        items.append(Forget(round(chance.uniform(10.0, 60.0), 3), chance.randrange(GROUPS)))
+    return items
+
+
 # ---------------------------------------------------------------- what goes wrong
 
 _METHODS = (
@@ -396,5 +504,6 @@ _PROFILES: dict[Profile, Sequence[_Draw]] = {
     "clocks": (_many_jumps, _crashes, _keep),
     "commits": (_commit_faults, _pauses),
     "agents": (_release, _drains, _port_faults, _weather),
+    "fields": (),
 }
 PROFILES: tuple[Profile, ...] = tuple(_PROFILES)

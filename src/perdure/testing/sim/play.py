@@ -19,6 +19,7 @@ from perdure.testing.sim.people import Answering, CallingBack
 from perdure.testing.sim.planted import NOTHING, Planted
 from perdure.testing.sim.script import (
     FAULTS_END_S,
+    Adopt,
     Again,
     Cancel,
     Crash,
@@ -170,6 +171,8 @@ class _Play:
                 self._begin(self.callers.cancel(item))
             case Again():
                 self._begin(self.callers.again(item))
+            case Adopt():
+                self._begin(self.callers.adopt(item))
             case Subscribe():
                 self._begin(self.callers.subscribe(item))
             case Forget():

@@ -9,13 +9,16 @@ from typing import Literal
 
 from pydantic import JsonValue
 
+from perdure.protocol.base import TENANT_DEFAULT
 from perdure.protocol.states import CancelAction, CancelOption
 
 WORKERS = 3
 FAULTS_END_S = 45.0
 """When the faults are over, in seconds from the start; what they delayed may end later."""
 
-Profile = Literal["mixed", "calm", "crash", "signals", "slow", "clocks", "agents", "commits"]
+Profile = Literal[
+    "mixed", "calm", "crash", "signals", "slow", "clocks", "agents", "commits", "fields"
+]
 
 FaultKind = Literal["refused", "ack_lost", "late", "slow", "crash", "crash_after", "pause"]
 
@@ -40,6 +43,7 @@ class Submit:
     priority: int = 0
     breakpoints: tuple[tuple[str, str | None], ...] = ()
     twice: bool = False
+    tenant_id: str = TENANT_DEFAULT
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,14 @@ class Again:
     at: float
     run: int
     mode: Literal["retry", "redrive", "fork"]
+
+
+@dataclass(frozen=True, slots=True)
+class Adopt:
+    """Let a run's thread say what the newest fork of the run says."""
+
+    at: float
+    run: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +197,7 @@ Item = (
     Submit
     | Cancel
     | Again
+    | Adopt
     | Subscribe
     | Forget
     | Keep

@@ -61,6 +61,8 @@ class Stage:
         self.over = False
         self.known: dict[int, str] = {}
         self.threads: dict[int, str] = {}
+        self.forks: dict[int, str] = {}
+        """The thread of the newest fork of a run."""
         self._settings = _settings(script)
         self._ids = SeededIds(chance_of(script, "ids"))
         self._engine_chance = chance_of(script, "engine")

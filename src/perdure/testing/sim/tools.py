@@ -23,7 +23,7 @@ from perdure.tools import (
 )
 
 APPROVERS, THEIR_BOSS = ("ann", "ben"), "cleo"
-ONCE = frozenset({"pay_idempotent", "publish", "transfer"})
+ONCE = frozenset({"pay_idempotent", "publish", "transfer", "jot_paid"})
 """Tools whose second execution under a key has no second effect."""
 
 PLAIN_GRANTS = (
