@@ -271,6 +271,32 @@ WHERE
     run_id = :run AND type = :t_custom
     AND json_extract(CAST(data AS TEXT), '$.name') = 'perdure.field_read';
 
+-- mutant: I67 | keeps | what was left beside the writes
+UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.name', 'perdure.field_kept',
+    '$.value.field', 'ghost') AS BLOB) WHERE run_id = :run AND type = :t_custom
+    AND json_extract(CAST(data AS TEXT), '$.name') = 'perdure.field_read'
+    AND json_extract(CAST(data AS TEXT), '$.value.field') = 'sum';
+INSERT INTO state_values SELECT tenant_id, scope, scope_id, 'ghost', version, position, run_id, seq,
+    updated_at, rule, value FROM state_values WHERE name = 'sum';
+
+-- mutant: I68 | keeps again | a version that two runs have left | whole
+UPDATE events SET data = CAST(json_set(CAST(data AS TEXT), '$.value.version', 1) AS BLOB) WHERE
+    run_id = :run AND type = :t_custom
+    AND json_extract(CAST(data AS TEXT), '$.name') = 'perdure.field_kept'
+    AND json_extract(CAST(data AS TEXT), '$.value.field') = 'sum';
+
+-- mutant: M5 | keeps again | a row that was raised and holds something else
+UPDATE state_values SET value = CAST('7' AS BLOB), version = 9 WHERE run_id = :run AND name = 'sum';
+
+-- mutant: M5 | keeps again | a row of an event that is not there
+UPDATE state_values SET seq = 999, version = 9 WHERE run_id = :run AND name = 'sum';
+
+-- mutant: M5 | keeps again | a row of no run
+UPDATE state_values SET run_id = randomblob(16), version = 9 WHERE run_id = :run AND name = 'sum';
+
+-- mutant: M4 | keeps again | a row of a thread that was raised
+UPDATE state_values SET version = 9 WHERE run_id = :run AND name = 'seen';
+
 -- mutant: M4 | keeps again | a value of which its event does not tell
 UPDATE state_values SET value = CAST('[]' AS BLOB) WHERE run_id = :run AND name = 'seen';
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
-Scope = Literal["run", "thread", "store", "live", "journal"]
+Scope = Literal["run", "thread", "agent", "store", "live", "journal"]
 Found = Iterable[tuple[str, str]]
 Record = TypeVar("Record")
 

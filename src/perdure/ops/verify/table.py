@@ -11,6 +11,7 @@ from perdure.ops.verify import (
     compensation,
     deltas,
     fields,
+    holding,
     hot,
     humans,
     journal,
@@ -27,7 +28,9 @@ from perdure.ops.verify import (
     tree,
 )
 from perdure.ops.verify.checks import Check, Rule
+from perdure.ops.verify.holding import AgentRecord
 from perdure.ops.verify.keys import I27
+from perdure.ops.verify.left import I68
 from perdure.ops.verify.live import Moment
 from perdure.ops.verify.outside import Effects
 from perdure.ops.verify.record import RunRecord
@@ -55,6 +58,7 @@ RUN_RULES: tuple[Rule[RunRecord], ...] = (
     *origins.RULES,
 )
 THREAD_RULES: tuple[Rule[ThreadRecord], ...] = threads.RULES
+AGENT_RULES: tuple[Rule[AgentRecord], ...] = holding.RULES
 LIVE_RULES: tuple[Rule[Moment], ...] = live.RULES
 JOURNAL_RULES: tuple[Rule[Effects], ...] = outside.RULES
 
@@ -112,10 +116,11 @@ def asked_of(record: RunRecord, rules: Iterable[Rule[RunRecord]]) -> Iterator[Ru
 def _all() -> dict[str, Check]:
     checks = [rule.check for rule in RUN_RULES]
     checks += [rule.check for rule in THREAD_RULES]
+    checks += [rule.check for rule in AGENT_RULES]
     checks += [rule.check for rule in LIVE_RULES]
     checks += [rule.check for rule in JOURNAL_RULES]
-    found = {check.id: check for check in [*checks, I27]}
-    assert len(found) == len(checks) + 1, "an id is used twice"
+    found = {check.id: check for check in [*checks, I27, I68]}
+    assert len(found) == len(checks) + 2, "an id is used twice"
     order = "ICHML"
     return dict(sorted(found.items(), key=lambda item: (order.index(item[0][0]), item[0])))
 

@@ -5,14 +5,11 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from perdure.ops.verify.checks import Found, rule
+from perdure.ops.verify.holding import Holding, holdings, told_otherwise
 from perdure.ops.verify.load import LOOKS_MAX, PAGE, pages
-from perdure.protocol.events import CustomEvent
-from perdure.protocol.fields import KEPT_EVENT_NAME
-from perdure.protocol.log import RecordedEvent
 from perdure.protocol.records import (
     BaseKind,
     MessageRow,
-    StateValueRow,
     ThreadBase,
     ThreadRow,
 )
@@ -65,8 +62,8 @@ class ThreadRecord:
     messages: list[Mark]
     subscriptions: list[Subscription]
     bases: list[ThreadBase]
-    fields: list[tuple[StateValueRow, RecordedEvent | None]]
-    """What its fields hold, each with the event that says so as far as it is kept."""
+    fields: list[Holding]
+    """What its fields hold."""
     sources: dict[str, ThreadRow]
     """The threads of its tenant that the thread is based on."""
 
@@ -83,7 +80,7 @@ async def settled_thread(reader: Reader, tenant_id: str, thread_id: str) -> Thre
             runs=await _runs(reader, tenant_id, thread_id),
             subscriptions=await _subscriptions(reader, tenant_id, thread_id),
             bases=await reader.thread_bases(thread_id),
-            fields=await _fields(reader, tenant_id, thread_id),
+            fields=await holdings(reader, tenant_id, "thread", thread_id),
             sources=await _sources(reader, tenant_id, thread_id),
         )
         again = await reader.find_thread(tenant_id, thread_id)
@@ -99,22 +96,6 @@ async def _subscriptions(reader: Reader, tenant_id: str, thread_id: str) -> list
         Subscription(row=row, has_inbox=inbox is not None)
         for row, inbox in zip(rows, inboxes, strict=True)
     ]
-
-
-async def _fields(
-    reader: Reader, tenant_id: str, thread_id: str
-) -> list[tuple[StateValueRow, RecordedEvent | None]]:
-    async def read(after: str | None) -> list[StateValueRow]:
-        return await reader.list_state_values(
-            tenant_id, "thread", thread_id, after=after, limit=PAGE
-        )
-
-    found: list[tuple[StateValueRow, RecordedEvent | None]] = []
-    async for row in pages(read, None, lambda row: str(row.name)):
-        run = await reader.find_run(tenant_id, row.run_id)
-        events = await reader.events_after(row.run_id, row.seq - 1, limit=1) if run else []
-        found.append((row, events[0] if events and events[0].seq == row.seq else None))
-    return found
 
 
 async def _sources(reader: Reader, tenant_id: str, thread_id: str) -> dict[str, ThreadRow]:
@@ -256,23 +237,18 @@ def bases_are_said(record: ThreadRecord) -> Found:
 
 @rule(
     "M4",
-    "What a thread's field holds is what the event says by which its run left it, at a position "
-    "that the thread has come to.",
+    "What a thread's field holds is what the event says by which its run left it, at that version "
+    "(a later one, or nothing, when the thread has adopted a branch) and at a position that the "
+    "thread has come to.",
     scope="thread",
 )
 def fields_are_told(record: ThreadRecord) -> Found:
-    for row, event in record.fields:
+    adopts = any(base.kind is BaseKind.ADOPT for base in record.bases)
+    for holding in record.fields:
+        row = holding.row
         if row.position > record.thread.last_position:
             yield row.name, f"it was written at {row.position}, the thread has not come so far"
-        if event is None:
-            continue
-        data = event.data
-        told = data.value if isinstance(data, CustomEvent) and data.name == KEPT_EVENT_NAME else {}
-        said = told if isinstance(told, dict) else {}
-        if said.get("field") != row.name or said.get("scope") != "thread":
-            yield row.name, f"event {row.seq} of {row.run_id} does not tell of it"
-        elif not row.empty and (said.get("value"), said.get("rule")) != (row.value, row.rule):
-            yield row.name, f"event {row.seq} of {row.run_id} tells something else"
+        yield from told_otherwise(holding, moves=adopts)
 
 
 RULES = (runs_take_turns, messages_in_order, inboxes_are_there, bases_are_said, fields_are_told)

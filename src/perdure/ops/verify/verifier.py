@@ -6,14 +6,24 @@ from datetime import datetime, timedelta
 import anyio
 
 from perdure.ops.verify.checks import Finding
+from perdure.ops.verify.holding import AgentRecord, holdings
 from perdure.ops.verify.keys import Keys
+from perdure.ops.verify.left import Left, left_by
 from perdure.ops.verify.live import Moment
 from perdure.ops.verify.load import settled_record
 from perdure.ops.verify.outside import Effects, Journal
 from perdure.ops.verify.report import VerifyReport
-from perdure.ops.verify.table import JOURNAL_RULES, LIVE_RULES, RUN_RULES, THREAD_RULES, asked_of
+from perdure.ops.verify.table import (
+    AGENT_RULES,
+    JOURNAL_RULES,
+    LIVE_RULES,
+    RUN_RULES,
+    THREAD_RULES,
+    asked_of,
+)
 from perdure.ops.verify.threads import settled_thread
 from perdure.protocol.errors import NotFound, Unreadable
+from perdure.protocol.events import CustomEvent
 from perdure.protocol.runs import RunRow
 from perdure.store.reader import Reader, RunFilter
 from perdure.store.reading import BROKEN, OnUnreadable
@@ -23,6 +33,9 @@ AT_ONCE = 8
 """How many runs are read at once."""
 EVENTS_AT_ONCE = 20_000
 """Runs that have more events together are read one after the other."""
+
+AGENTS_MAX = 100_000
+"""So many agents are remembered, so that the fields of each are looked at once."""
 
 GRACE_S = 60.0
 UNREADABLE = (Unreadable, *BROKEN)
@@ -44,7 +57,8 @@ async def verify(
     """Check every run (of a tenant, or one run) and hand each finding to `on_finding` at once.
 
     With `now` the liveness checks are made too: of a database that workers are serving; `grace_s`
-    is what a lease and a sweep may take. I27 is checked over whole databases or tenants only.
+    is what a lease and a sweep may take. I27 and I68 are checked over whole databases or tenants
+    only.
     With a `journal` C3 is checked; that nothing else took effect, over whole databases only. Of one
     run alone, effects of its retries under the same key are counted against it.
     Raises NotFound (`not_found`) for an unknown `run_id`.
@@ -67,9 +81,7 @@ async def verify(
             await work.check_all(batch)
             batch.clear()
     await work.check_all(batch)
-    while keys.next_partition():
-        async for row in work.runs(tenant_id):
-            keys.see(row)
+    await work.look_again(tenant_id, keys)
     if journal is not None and work.report.read_all:
         journal.overdone(work.found)
         if tenant_id is None:
@@ -97,6 +109,8 @@ class _Verification:
         self._now = now
         self._grace = grace
         self._journal = journal
+        self._left = Left()
+        self._agents: set[tuple[str, str]] = set()
 
     def found(self, finding: Finding) -> None:
         """Count a finding and pass it on."""
@@ -126,17 +140,21 @@ class _Verification:
 
     async def _check_one(self, row: RunRow, found: list[Finding], only_newest: bool) -> None:
         try:
-            await self._check_run(row, found)
+            agents = await self._check_run(row, found)
             if not only_newest or await self._is_newest(row):
                 await self._check_thread(row, found)
+            for agent_id in sorted(agents | {row.facts.agent_id, row.facts.agent_now[0]}):
+                await self._check_agent(row, agent_id, found)
         except UNREADABLE as error:
             found.append(self._unreadable(row.facts.run_id, f"it cannot be read: {error}"))
 
-    async def _check_run(self, row: RunRow, found: list[Finding]) -> None:
+    async def _check_run(self, row: RunRow, found: list[Finding]) -> set[str]:
+        """Check a run; return the agents in whose fields it has left something."""
         record = await settled_record(self._reader, row)
         if record is None:
             self.report.moving += 1
-            return
+            return set()
+        found += self._left.see(row, (data for _, data in record.of(CustomEvent)))
         self.report.runs += 1
         self.report.events += len(record.log)
         for rule in asked_of(record, RUN_RULES):
@@ -148,6 +166,7 @@ class _Verification:
         if self._journal is not None:
             for rule in JOURNAL_RULES:
                 found += rule.findings(Effects(record, self._journal), row.facts.run_id)
+        return {slot.agent for slot in record.state_values if slot.agent}
 
     async def _is_newest(self, row: RunRow) -> bool:
         """Tell whether a run is the newest of its thread: then the thread is looked at."""
@@ -163,6 +182,29 @@ class _Verification:
         self.report.threads += 1
         for rule in THREAD_RULES:
             found += rule.findings(record, facts.run_id)
+
+    async def _check_agent(self, row: RunRow, agent_id: str, found: list[Finding]) -> None:
+        """Look at an agent's fields, the first time that it is met."""
+        key = row.facts.tenant_id, agent_id
+        if key in self._agents:
+            return
+        if len(self._agents) >= AGENTS_MAX:
+            self._agents.clear()
+        self._agents.add(key)
+        fields = await holdings(self._reader, row.facts.tenant_id, "agent", agent_id)
+        record = AgentRecord(agent_id=agent_id, fields=fields)
+        for rule in AGENT_RULES:
+            found += rule.findings(record, row.facts.run_id)
+
+    async def look_again(self, tenant_id: str | None, keys: Keys) -> None:
+        """Look at what did not fit into memory, in as many passes over all runs as it takes."""
+        while keys.next_partition():
+            async for row in self.runs(tenant_id):
+                keys.see(row)
+        while self._left.next_partition():
+            async for row in self.runs(tenant_id):
+                for finding in self._left.see(row, await left_by(self._reader, row)):
+                    self.found(finding)
 
     async def runs(
         self, tenant_id: str | None, on_unreadable: OnUnreadable | None = None
