@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from perdure.ops.verify import CHECKS, WAITING, Finding, VerifyReport, verify
+from perdure.ops.verify import CHECKS, WAITING, Finding, VerifyReport, verifier, verify
+from perdure.ops.verify.left import Left
 from perdure.ops.verify.outside import read_journal
 from perdure.protocol.errors import NotFound
 from perdure.store.sqlite import SqliteDatabase
@@ -70,6 +71,19 @@ async def test_a_fault_is_caught_by_its_check(
         assert {finding.check for finding in found} == {mutant.check}
     if not mutant.whole:
         assert {finding.run_id for finding in found} == {run_id}
+
+
+async def test_versions_that_do_not_fit_into_memory_are_looked_at_in_passes(
+    history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I68 in bounded memory: one version at a time, and the one left by two runs is found once."""
+    monkeypatch.setattr(verifier, "Left", lambda: Left(versions_max=1))
+    clean, _ = await findings_of(history.path)
+    assert clean == []
+    path = tmp_path / "mutant.db"
+    mutate(next(mutant for mutant in MUTANTS if mutant.check == "I68"), history, path)
+    found, _ = await findings_of(path)
+    assert [finding.check for finding in found].count("I68") == 1
 
 
 def mutate(mutant: Mutant, history: History, path: Path) -> list[str]:

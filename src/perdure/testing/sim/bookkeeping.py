@@ -223,9 +223,7 @@ class Books:
             names = sorted({one.name for one in lasting.keys() ^ book.kept.keys()})
             self.found(f"{book.run_id} wrote {names} and did not leave them, or otherwise")
         if book.succeeded and book.shared and book.kept:
-            self.coverage[
-                f"left behind an origin in {book.row.facts.origin_run_id is not None}"
-            ] += 1
+            self.coverage["field left by a run with an origin"] += 1
         self._check_settled(book)
         self._check_reads(book)
         self._check_seen(book)
@@ -477,8 +475,6 @@ class Books:
         for row in rows:
             place = Place(row.tenant_id, row.scope, row.scope_id, row.name)
             seen.add(place)
-            adopts = any(one.kind is BaseKind.ADOPT for one in self._bases.get(row.scope_id, []))
-            newest = max(self._left.get(place, []), key=lambda one: one.version, default=None)
             source, kept = self._by_event.get(event_id(row.run_id, row.seq), (None, None))
             text = f"the row of {place} at {row.version}"
             if kept is None or source is None:
@@ -489,18 +485,24 @@ class Books:
                 self.found(f"{text} holds {row.value}, {kept.value} was left")
             if not self._is_akin(source, place):
                 self.found(f"{text} is of {source}")
-            if adopts:
-                self.coverage["field row after an adoption"] += 1
-                if newest is not None and row.version < newest.version:
-                    self.found(f"{text} is older than {newest.version}")
-            elif row.empty:
-                self.found(f"{text} is empty")
-            elif newest is not None and newest is not kept:
-                if self._all_known(place) or row.version < newest.version:
-                    self.found(f"{text} is not what {newest.run_id} left at {newest.version}")
-            elif newest is not None and row.version != newest.version:
-                self.found(f"{text} was left at {newest.version}")
+            self._check_newest(row, place, kept, text)
         return seen
+
+    def _check_newest(self, row: StateValueRow, place: Place, kept: _Kept, text: str) -> None:
+        """A row is what was left last, unless its thread has adopted a branch."""
+        newest = max(self._left.get(place, []), key=lambda one: one.version, default=None)
+        if any(one.kind is BaseKind.ADOPT for one in self._bases.get(row.scope_id, [])):
+            self.coverage["field row after an adoption"] += 1
+            if newest is not None and row.version < newest.version:
+                self.found(f"{text} is older than {newest.version}")
+            return
+        if row.empty:
+            self.found(f"{text} is empty")
+        elif newest is not None and newest is not kept:
+            if self._all_known(place) or row.version < newest.version:
+                self.found(f"{text} is not what {newest.run_id} left at {newest.version}")
+        elif newest is not None and row.version != newest.version:
+            self.found(f"{text} was left at {newest.version}")
 
     # ---------------------------------------------------------------- what is known
 
@@ -583,26 +585,25 @@ _EMPTY: dict[str, JsonValue] = {"append": [], "union": [], "merge": {}, "add": 0
 
 def merged(rule: str, value: Any, writes: Sequence[Told]) -> Any:
     """Return what a field of a rule holds after writes; MISSING: nothing before, or after."""
-    values = [one["value"] for one in writes]
+    values: list[Any] = [one["value"] for one in writes]
     if not values:
         return value
-    held = [] if value is MISSING or value is None else value
+    before: list[Any] = [] if value is MISSING or value is None else [value]
+    items: list[Any] = [*(value if isinstance(value, list) else [])]
     match rule:
         case "add":
-            return sum(values) + (held or 0)
+            return sum([*before, *values])
         case "append":
-            return [*held, *values]
+            return [*items, *values]
         case "union":
-            return list(dict.fromkeys([*held, *values]))
+            return list(dict.fromkeys([*items, *values]))
         case "merge":
-            whole: Told = dict(held)
-            for one in values:
-                whole |= one
-            return whole
-        case "min" | "max":
-            known = [*values, *([] if held == [] else [held])]
-            return min(known) if rule == "min" else max(known)
+            return dict(item for one in [*before, *values] for item in one.items())
+        case "min":
+            return min([*before, *values])
+        case "max":
+            return max([*before, *values])
         case "reducer":
-            return sorted({*held, *values}, reverse=True)[:RANKED_MAX]
+            return sorted({*items, *values}, reverse=True)[:RANKED_MAX]
         case _:
             return values[-1]

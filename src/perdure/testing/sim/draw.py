@@ -252,7 +252,11 @@ def _fields(chance: random.Random) -> list[Item]:
     items: list[Item] = [*runs, _people(chance), _provider(chance)]
     if mine:
         items += _on_keepers(chance, mine)
-    draws = [*_MIXED, _commit_faults, _slowness] if chance.random() < 0.8 else [_weather]
+    draws = (
+        [*_MIXED, _commit_faults, _slow_commits, _slow_commits]
+        if chance.random() < 0.8
+        else [_weather, _slow_commits]
+    )
     for draw in draws:
         if chance.random() < 0.6:
             items += draw(chance)
@@ -263,10 +267,11 @@ def _keeping(chance: random.Random, number: int, crowd: float | None) -> Submit:
     at = chance.uniform(0.0, 16.0) if crowd is None else crowd + chance.uniform(0.0, 0.05)
     is_other = chance.random() < 0.15
     plain = is_other or chance.random() < 0.3
-    steps: list[JsonValue] = [_keeping_step(chance, 0, plain) for _ in range(chance.randint(1, 4))]
+    steps_count = chance.randint(1, 4) if crowd is None else chance.choice([0, 1, 1, 2])
+    steps: list[JsonValue] = [_keeping_step(chance, 0, plain) for _ in range(steps_count)]
     if chance.random() < 0.4:
         steps.append(["stumble"])
-    if chance.random() < 0.5:
+    if chance.random() < 0.5 or not steps:
         steps.append(["last", _number(chance)])
     is_grouped = chance.random() < 0.6
     group = GROUPS if is_other else chance.randrange(GROUPS)
@@ -464,6 +469,14 @@ def _boundary_crashes(chance: random.Random) -> list[Item]:
 def _weather(chance: random.Random) -> list[Item]:
     lost = chance.choice([0.0, 0.1, 0.5, 1.0])
     return [Weather(0.0, lost, *(chance.choice([0.0, 0.2]) for _ in range(3)))]
+
+
+def _slow_commits(chance: random.Random) -> list[Item]:
+    """Let much happen between what a run reads at its end and the commit that ends it."""
+    return [
+        Fault(0.0, "commit", chance.randint(1, 120), "slow", round(chance.uniform(0.05, 4.0), 3))
+        for _ in range(25)
+    ]
 
 
 def _slowness(chance: random.Random) -> list[Item]:

@@ -207,24 +207,30 @@ async def _work(ctx: Context, value: Any) -> object:
                 await ctx.gather(_branch(ctx, first), _branch(ctx, second))
             case ["last", number]:
                 _write(ctx, number)
-            case ["call", calls]:
-                await ctx.gather(*(_call(ctx, name, amount) for name, amount in calls))
-            case ["spawn", children, _]:
-                runs = [ctx.spawn(KEEPER_CODE, {"steps": steps}) for steps in children]
-                await ctx.gather(*(told_of(run) for run in runs))
-            case ["ask", number, *limits]:
-                wait = expires_in(limits)
-                asked = ctx.interrupt({"amount": number}, expires_in=wait, on_expiry="deny")
-                await told_of(asked)
-            case ["sleep", seconds]:
-                await ctx.sleep(seconds)
             case ["stumble"]:
                 if chance().random() < STUMBLES:
                     raise AgentFailed("no idea", code=FailureCode.MODEL_ERROR)
             case _:
-                await ctx.step(len, "step", name="count")
-    fields = {one.name: ctx.read(one.name) for one in FIELDS}
-    return {"fields": fields}
+                await _do(ctx, step)
+    return {"fields": {one.name: ctx.read(one.name) for one in FIELDS}}
+
+
+async def _do(ctx: Context, step: list[Any]) -> None:
+    """Do a step that writes nothing."""
+    match step:
+        case ["call", calls]:
+            await ctx.gather(*(_call(ctx, name, amount) for name, amount in calls))
+        case ["spawn", children, _]:
+            runs = [ctx.spawn(KEEPER_CODE, {"steps": steps}) for steps in children]
+            await ctx.gather(*(told_of(run) for run in runs))
+        case ["ask", number, *limits]:
+            wait = expires_in(limits)
+            asked = ctx.interrupt({"amount": number}, expires_in=wait, on_expiry="deny")
+            await told_of(asked)
+        case ["sleep", seconds]:
+            await ctx.sleep(seconds)
+        case _:
+            await ctx.step(len, "step", name="count")
 
 
 async def _call(ctx: Context, name: str, amount: int) -> Any:

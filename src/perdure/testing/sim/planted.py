@@ -1,4 +1,4 @@
-"""Five faults that can be planted into the engine in memory, to see that the simulation finds them."""
+"""Faults that can be planted into the engine in memory, to see that the simulation finds them."""
 
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -7,16 +7,21 @@ from datetime import datetime
 from typing import Any
 from unittest import mock
 
+from pydantic import JsonValue
+
+from perdure.engine import fields
 from perdure.engine.answers import Answered, Reply, answer_interrupt
 from perdure.engine.core import Core
-from perdure.protocol.runs import RunHot
+from perdure.protocol.runs import RunFacts, RunHot
 from perdure.protocol.states import InterruptStatus
 from perdure.store import rules
-from perdure.store.commits import Commit, CommitResult
+from perdure.store.commits import Commit, CommitResult, NewStateValue
 from perdure.store.memory import applying
+from perdure.store.memory import state_values as memory_values
 from perdure.store.reader import InterruptFilter
 from perdure.store.requests import ClaimWant
 from perdure.store.sqlite import committing
+from perdure.store.sqlite import state_values as sqlite_values
 from perdure.store.sqlite.gathering import Rows
 from perdure.store.sqlite.prepared import Prepared
 from perdure.store.sqlite.transaction import Transaction
@@ -109,6 +114,16 @@ async def _answer_by_order(core: Core, tenant_id: str, interrupt_id: str, reply:
     return await answer_interrupt(core, tenant_id, interrupt_id, reply)
 
 
+def _never_moved(new: NewStateValue, version: int | None) -> bool:
+    """Let a run leave what it has, whatever others have left meanwhile."""
+    return False
+
+
+async def _nothing_kept(core: Core, facts: RunFacts) -> dict[str, JsonValue]:
+    """Take all that is shared for writes that nobody has left."""
+    return {}
+
+
 PLANTED: tuple[Planted, ...] = (
     Planted(
         name="fence-dropped",
@@ -125,6 +140,20 @@ PLANTED: tuple[Planted, ...] = (
         name="token-reused",
         patches=((rules, "take", _take_again), (rules, "lose", _lose_and_keep)),
     ),
+    Planted(
+        name="update-lost",
+        patches=(
+            (memory_values, "has_moved", _never_moved),
+            (sqlite_values, "has_moved", _never_moved),
+        ),
+        profile="fields",
+    ),
+    Planted(
+        name="left-twice",
+        patches=((fields, "_kept_by_origins", _nothing_kept),),
+        profile="fields",
+    ),
 )
 """What each of them breaks: the guard of a commit, its answer, the address of an answer, the
-reach of a cancel, and the uniqueness of tokens."""
+reach of a cancel, the uniqueness of tokens, and for fields that outlive their runs the version that
+a value is merged over, and that a fork does not leave again what its origin has left."""

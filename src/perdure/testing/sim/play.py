@@ -167,6 +167,17 @@ class _Play:
             case Submit():
                 for _ in range(2 if item.twice else 1):
                     self._begin(self.callers.submit(item))
+            case Cancel() | Again() | Adopt() | Subscribe() | Forget():
+                self._ask(item)
+            case Jump():
+                self._jump(item)
+            case Crash() | Pause() | Drain() | Release():
+                self._disturb(item)
+            case Fault() | Weather() | People() | Provider() | Keep():
+                pass
+
+    def _ask(self, item: Cancel | Again | Adopt | Subscribe | Forget) -> None:
+        match item:
             case Cancel():
                 self._begin(self.callers.cancel(item))
             case Again():
@@ -177,12 +188,6 @@ class _Play:
                 self._begin(self.callers.subscribe(item))
             case Forget():
                 self._begin(self.callers.forget(item))
-            case Jump():
-                self._jump(item)
-            case Crash() | Pause() | Drain() | Release():
-                self._disturb(item)
-            case Fault() | Weather() | People() | Provider() | Keep():
-                pass
 
     def _disturb(self, item: Crash | Pause | Drain | Release) -> None:
         match item:
