@@ -82,7 +82,8 @@ def test_fields_that_outlive_their_runs_hold_what_the_books_say() -> None:
     """R-1.5: by every rule, in threads and agents, over others and behind origins; on both stores."""
     coverage: set[str] = set()
     plays: list[tuple[int, StoreKind]] = [(seed, "memory") for seed in range(1, 8)]
-    for seed, store in [*plays, (8, "sqlite")]:
+    plays.append((8, "sqlite"))
+    for seed, store in plays:
         outcome = simulate(draw_script(seed, "fields"), store=store)
         assert outcome.is_green, (seed, [str(finding) for finding in outcome.findings])
         coverage |= set(outcome.coverage)

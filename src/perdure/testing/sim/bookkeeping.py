@@ -8,9 +8,7 @@ is lost, left twice, left by a run that did not succeed, or seen by somebody els
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast
-
-from pydantic import JsonValue
+from typing import Any, cast
 
 from perdure.protocol.events import (
     ActionEvent,
@@ -31,88 +29,25 @@ from perdure.testing.sim.lasting import (
     JOTTING,
     KEEPER_CODE,
     KEEPERS,
-    RANKED_MAX,
     writes_of,
+)
+from perdure.testing.sim.ledger import (
+    EMPTY,
+    MISSING,
+    Book,
+    Kept,
+    Place,
+    Told,
+    Write,
+    decide_anew,
+    merged,
+    order,
 )
 
 Found = Callable[[str], None]
-Told = dict[str, Any]
 
 ROWS_MAX = 100
-MISSING = object()
 RULES = {one.name: one.rule for one in FIELDS}
-SCOPES = {one.name: one.scope for one in FIELDS}
-
-
-class Place(NamedTuple):
-    """A field of an agent, of a thread or (scope_id: its run) of a run."""
-
-    tenant_id: str
-    scope: str
-    scope_id: str
-    name: str
-
-
-@dataclass(slots=True)
-class _Write:
-    """A write as it stands in a log. `settled`: the run that made it has left it already."""
-
-    event: RecordedEvent
-    told: Told
-    at: str
-    settled: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    """What a run has left in a field."""
-
-    run_id: str
-    seq: int
-    version: int
-    told: Told
-
-    @property
-    def value(self) -> Any:
-        return self.told.get("value")
-
-
-@dataclass(slots=True)
-class _Book:
-    """A run: its own events, with those that it shares before them; `whole` when all are kept."""
-
-    row: RunRow
-    own: Sequence[RecordedEvent]
-    whole: bool = True
-    shared: list[tuple[RunRow, list[RecordedEvent]]] = field(
-        default_factory=list[tuple[RunRow, list[RecordedEvent]]]
-    )
-    writes: dict[str, _Write] = field(default_factory=dict[str, _Write])
-    reads: dict[Place, Told] = field(default_factory=dict[Place, Told])
-    kept: dict[Place, _Kept] = field(default_factory=dict[Place, _Kept])
-    agent: str = ""
-
-    @property
-    def run_id(self) -> str:
-        return self.row.facts.run_id
-
-    @property
-    def succeeded(self) -> bool:
-        return self.row.hot.state is RunState.SUCCEEDED
-
-    def place(self, told: Told) -> Place:
-        facts, scope = self.row.facts, str(told.get("scope", "run"))
-        of = {"agent": str(told.get("agent")), "thread": facts.thread_id}.get(scope, facts.run_id)
-        return Place(facts.tenant_id, scope, of, str(told["field"]))
-
-    def lasting(self) -> dict[Place, list[_Write]]:
-        """Return what the run is to leave if it succeeds, by field and in order."""
-        found: dict[Place, list[_Write]] = {}
-        for write in sorted(self.writes.values(), key=lambda one: _order(one.at)):
-            place = self.place(write.told)
-            if place.scope != "run" and not write.settled:
-                found.setdefault(place, []).append(write)
-        return found
 
 
 @dataclass(slots=True)
@@ -122,16 +57,14 @@ class Books:
     found: Found
     by_time: bool
     coverage: Counter[str]
-    _runs: dict[str, _Book] = field(default_factory=dict[str, _Book])
-    _left: dict[Place, list[_Kept]] = field(default_factory=dict[Place, list[_Kept]])
-    _by_event: dict[str, tuple[Place, _Kept]] = field(
-        default_factory=dict[str, tuple[Place, _Kept]]
-    )
+    _runs: dict[str, Book] = field(default_factory=dict[str, Book])
+    _left: dict[Place, list[Kept]] = field(default_factory=dict[Place, list[Kept]])
+    _by_event: dict[str, tuple[Place, Kept]] = field(default_factory=dict[str, tuple[Place, Kept]])
     _bases: dict[str, list[ThreadBase]] = field(default_factory=dict[str, list[ThreadBase]])
 
     def add(self, row: RunRow, log: Sequence[RecordedEvent]) -> None:
         """Take a run with all events of its log that are still there."""
-        self._runs[row.facts.run_id] = _Book(row, log)
+        self._runs[row.facts.run_id] = Book(row, log)
 
     async def check(self, reader: Reader) -> None:
         """Check all that was left."""
@@ -151,7 +84,7 @@ class Books:
 
     # ---------------------------------------------------------------- reading the logs
 
-    def _open(self, book: _Book) -> None:
+    def _open(self, book: Book) -> None:
         """Gather what a run shares: the last run of its line first."""
         facts, whole = book.row.facts, book.row.hot.retained_from_seq == 1
         while whole and facts.origin_run_id is not None:
@@ -164,20 +97,20 @@ class Books:
                 facts = origin.row.facts
         book.whole = whole
 
-    def _count(self, book: _Book) -> None:
+    def _count(self, book: Book) -> None:
         calls = set[int]()
         for _, part in book.shared:
-            _decide_anew(book, part, calls)
+            decide_anew(book, part, calls)
             for event in part:
                 self._take(book, event)
-        _decide_anew(book, book.own, calls)
+        decide_anew(book, book.own, calls)
         book.agent = book.row.facts.agent_id
         for event in book.own:
             self._take(book, event)
             data = event.data
             if isinstance(data, CustomEvent) and data.name == "perdure.field_kept":
                 told = cast("Told", data.value)
-                kept = _Kept(event.run_id, event.seq, int(told["version"]), told)
+                kept = Kept(event.run_id, event.seq, int(told["version"]), told)
                 place = book.place(told)
                 if place in book.kept:
                     self.found(f"{book.run_id} has left {place.name} twice")
@@ -188,7 +121,7 @@ class Books:
                 if "over" in told:
                     self.coverage[f"field left over others {told['rule']} {place.scope}"] += 1
 
-    def _take(self, book: _Book, event: RecordedEvent) -> None:
+    def _take(self, book: Book, event: RecordedEvent) -> None:
         data = event.data
         if isinstance(data, HandoffEvent):
             book.agent = data.target
@@ -200,7 +133,7 @@ class Books:
                 at = str(data.position or told["at"])
                 call = told.get("call")
                 key = at if call is None else f"{call} {at}"
-                book.writes[key] = _Write(event, told, at)
+                book.writes[key] = Write(event, told, at)
             case "perdure.field_read":
                 book.reads[book.place(told)] = told
             case "perdure.fields_settled":
@@ -212,7 +145,7 @@ class Books:
 
     # ---------------------------------------------------------------- run by run
 
-    def _check_run(self, book: _Book) -> None:
+    def _check_run(self, book: Book) -> None:
         if not book.succeeded and book.kept:
             self.found(f"{book.run_id} is {book.row.hot.state}, and has left something")
         if not book.whole:
@@ -231,7 +164,7 @@ class Books:
         self._check_script(book)
         self._check_conflict(book)
 
-    def _check_settled(self, book: _Book) -> None:
+    def _check_settled(self, book: Book) -> None:
         """A shared write is settled if its run, or one between, has left it: no other is."""
         created = book.row.facts.created_at
         for write in book.writes.values():
@@ -253,7 +186,7 @@ class Books:
             if not write.settled and any(before) and self.by_time:
                 self.found(f"{text}: it was left, and is not settled")
 
-    def _check_reads(self, book: _Book) -> None:
+    def _check_reads(self, book: Book) -> None:
         """A run sees what was left, and no less than what was left before it began."""
         for event in book.own:
             data = event.data
@@ -276,7 +209,7 @@ class Books:
             if self.by_time:
                 self._check_new_enough(book, place, version, text)
 
-    def _check_new_enough(self, book: _Book, place: Place, version: int, text: str) -> None:
+    def _check_new_enough(self, book: Book, place: Place, version: int, text: str) -> None:
         began = book.row.hot.started_at
         for other in self._left.get(place, []):
             ended = self._runs[other.run_id].row.hot.finished_at
@@ -285,7 +218,7 @@ class Books:
             if other.version > version:
                 self.found(f"{text}: {other.run_id} had left {other.version} before it began")
 
-    def _check_seen(self, book: _Book) -> None:
+    def _check_seen(self, book: Book) -> None:
         """The planner saw what was read, and the run's own writes; nobody else's."""
         ends = [one for one in book.own if one.seq == book.row.hot.terminal_seq]
         end = ends[0] if ends else None
@@ -305,7 +238,7 @@ class Books:
             read = book.reads.get(place, {})
             writes = [
                 write.told
-                for write in sorted(book.writes.values(), key=lambda write: _order(write.at))
+                for write in sorted(book.writes.values(), key=lambda write: order(write.at))
                 if book.place(write.told) == place
                 and not (last and write.at.startswith(last) and write.event.run_id == book.run_id)
             ]
@@ -313,7 +246,7 @@ class Books:
             if value is not MISSING:
                 expected[one.name] = value
             elif is_code:
-                expected[one.name] = _EMPTY.get(one.rule)
+                expected[one.name] = EMPTY.get(one.rule)
         if seen != expected:
             names = sorted(
                 name
@@ -323,7 +256,7 @@ class Books:
             told = {name: (seen.get(name), expected.get(name)) for name in names}
             self.found(f"{book.run_id} saw (instead of) {told}")
 
-    def _check_calls(self, book: _Book) -> None:
+    def _check_calls(self, book: Book) -> None:
         """A call that its tool said has worked has written all that it says; no other anything."""
         events = [event for _, part in book.shared for event in part] + [*book.own]
         amounts: dict[str, int] = {}
@@ -340,7 +273,7 @@ class Books:
                 if told != (list(wish) if worked else []):
                     self.found(f"{book.run_id}: {call} ({data.status}) wrote {told}, not {wish}")
 
-    def _check_script(self, book: _Book) -> None:
+    def _check_script(self, book: Book) -> None:
         """A run of its own that succeeded has written what its steps say, beside its calls."""
         facts = book.row.facts
         steps = facts.input.inline
@@ -362,7 +295,7 @@ class Books:
         if told != wish:
             self.found(f"{book.run_id} wrote {told - wish} too much, {wish - told} too little")
 
-    def _check_conflict(self, book: _Book) -> None:
+    def _check_conflict(self, book: Book) -> None:
         """A run that ends as one that replaced what others wrote has replaced it."""
         ends = [one for one in book.own if one.seq == book.row.hot.terminal_seq]
         state = ends[0].data if ends else None
@@ -389,9 +322,9 @@ class Books:
 
     # ---------------------------------------------------------------- field by field
 
-    def _check_field(self, place: Place, left: list[_Kept]) -> None:
+    def _check_field(self, place: Place, left: list[Kept]) -> None:
         """Every version is left by one run, over the one before it."""
-        before: _Kept | None = None
+        before: Kept | None = None
         name = f"{place.scope} {place.scope_id}'s {place.name}"
         is_plain = place.scope == "agent" or not self._bases.get(place.scope_id)
         adopts = any(one.kind is BaseKind.ADOPT for one in self._bases.get(place.scope_id, []))
@@ -420,12 +353,12 @@ class Books:
 
     def _check_base(
         self,
-        book: _Book,
+        book: Book,
         place: Place,
         text: str,
         base: Told,
-        before: _Kept | None,
-        kept: _Kept,
+        before: Kept | None,
+        kept: Kept,
         is_plain: bool,
     ) -> None:
         version, value = int(base.get("version", 0)), base.get("value", MISSING)
@@ -488,7 +421,7 @@ class Books:
             self._check_newest(row, place, kept, text)
         return seen
 
-    def _check_newest(self, row: StateValueRow, place: Place, kept: _Kept, text: str) -> None:
+    def _check_newest(self, row: StateValueRow, place: Place, kept: Kept, text: str) -> None:
         """A row is what was left last, unless its thread has adopted a branch."""
         newest = max(self._left.get(place, []), key=lambda one: one.version, default=None)
         if any(one.kind is BaseKind.ADOPT for one in self._bases.get(row.scope_id, [])):
@@ -537,19 +470,7 @@ class Books:
         )
 
 
-def _decide_anew(book: _Book, part: Sequence[RecordedEvent], calls: set[int]) -> None:
-    """Forget what the decision of a step wrote with which a run begins anew: it had no calls yet.
-
-    `calls` are the steps that have some, of the runs before.
-    """
-    first = part[0].step_index if part else 0
-    if first not in calls:
-        mark = f"~{2 * first}."
-        book.writes = {key: one for key, one in book.writes.items() if not key.startswith(mark)}
-    calls.update(event.step_index for event in part if isinstance(event.data, ActionEvent))
-
-
-def _is_keeper(book: _Book) -> bool:
+def _is_keeper(book: Book) -> bool:
     return book.row.facts.agent_id in KEEPERS
 
 
@@ -571,39 +492,3 @@ def _numbers(step: list[Any], index: int, in_code: bool, heir: bool) -> list[int
             return [index]
         case _:
             return []
-
-
-def _order(at: str) -> tuple[int, ...]:
-    decided = at.startswith("~")
-    return (0 if decided else 1, *(int(part) for part in at.removeprefix("~").split(".")))
-
-
-# ---------------------------------------------------------------- the rules, written anew
-
-_EMPTY: dict[str, JsonValue] = {"append": [], "union": [], "merge": {}, "add": 0}
-
-
-def merged(rule: str, value: Any, writes: Sequence[Told]) -> Any:
-    """Return what a field of a rule holds after writes; MISSING: nothing before, or after."""
-    values: list[Any] = [one["value"] for one in writes]
-    if not values:
-        return value
-    before: list[Any] = [] if value is MISSING or value is None else [value]
-    items: list[Any] = [*(value if isinstance(value, list) else [])]
-    match rule:
-        case "add":
-            return sum([*before, *values])
-        case "append":
-            return [*items, *values]
-        case "union":
-            return list(dict.fromkeys([*items, *values]))
-        case "merge":
-            return dict(item for one in [*before, *values] for item in one.items())
-        case "min":
-            return min([*before, *values])
-        case "max":
-            return max([*before, *values])
-        case "reducer":
-            return sorted({*items, *values}, reverse=True)[:RANKED_MAX]
-        case _:
-            return values[-1]

@@ -9,7 +9,7 @@ from unittest import mock
 
 from pydantic import JsonValue
 
-from perdure.engine import fields
+from perdure.engine import fields_read
 from perdure.engine.answers import Answered, Reply, answer_interrupt
 from perdure.engine.core import Core
 from perdure.protocol.runs import RunFacts, RunHot
@@ -150,7 +150,7 @@ PLANTED: tuple[Planted, ...] = (
     ),
     Planted(
         name="left-twice",
-        patches=((fields, "_kept_by_origins", _nothing_kept),),
+        patches=((fields_read, "_kept_by_origins", _nothing_kept),),
         profile="fields",
     ),
 )
