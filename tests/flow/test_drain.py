@@ -1,5 +1,6 @@
 """A worker that is told to stop hands its runs back; nothing is lost and nothing twice (R-12.4)."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -10,8 +11,8 @@ from perdure.engine.context import PlannerContext
 from perdure.protocol.decisions import Decision, Finish
 from perdure.protocol.states import AttemptEnd, RunState
 from perdure.store.ports import Store
-from perdure.store.requests import Claimed, ClaimWant
-from perdure.testing.embedded import call, new_worker, scripted, unasked
+from perdure.store.requests import Claimed, ClaimWant, LeaseKey
+from perdure.testing.embedded import SETTINGS, call, new_worker, scripted, unasked
 from perdure.testing.tools import ToolZoo
 from tests.flow.world import flow
 
@@ -109,3 +110,41 @@ async def test_a_claim_under_way_is_not_forgotten(url: str) -> None:
         assert (row.hot.lease_owner, row.hot.faults) == (None, 0)
         await engine.start_worker()
         assert (await engine.wait_terminal(run_id)).hot.state is RunState.SUCCEEDED
+
+
+class BusyFirst:
+    """A store in which a renewal has the rows of the first release locked."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.releases = 0
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._store, name)
+
+    async def release_runs(self, worker_id: str, leases: Sequence[LeaseKey]) -> int:
+        """Leave them as they are the first time."""
+        self.releases += 1
+        return 0 if self.releases == 1 else await self._store.release_runs(worker_id, leases)
+
+
+async def test_a_run_whose_row_is_locked_while_it_is_handed_back_is_not_left_to_run_out(
+    url: str, zoo: ToolZoo
+) -> None:
+    """R-12.4: nobody could take it for the rest of the lease, and that counted as a fault of it."""
+
+    def decide(context: PlannerContext) -> Decision:
+        return Finish(answer="done") if context.turns else call("hang")
+
+    settings = replace(SETTINGS, drain_grace_s=0.05)
+    agent = scripted("one", decide, tools=["hang"])
+    async with flow(url, [agent], zoo, settings=settings, start=False) as engine:
+        store = BusyFirst(engine.core.store)
+        core = replace(engine.core, store=cast("Store", store))
+        await engine.run_worker(new_worker(core, engine.catalog, engine.tools, engine.policy))
+        run_id = await engine.submit("one")
+        await zoo.wait_started("hang")
+        await engine.drain()
+        row = await engine.run(run_id)
+        assert (row.hot.lease_owner, row.hot.faults, store.releases) == (None, 0, 2)
+        assert await engine.core.reader.is_ready(run_id)

@@ -56,6 +56,7 @@ from perdure.store.requests import (
 
 log = logging.getLogger(__name__)
 
+RELEASE_PAUSES_S = (0.02, 0.1, 0.4)
 LATE_MAX = 10_000
 """So many late results wait for the store at most; the oldest is given up."""
 UNKNOWN_MAX = 1000
@@ -261,7 +262,7 @@ class Worker:
         """Release what cannot be trusted; a lease that ran out would count against the runs."""
         log.warning("%d runs were claimed too late and are handed back", len(claimed))
         keys = [LeaseKey(run_id=item.row.facts.run_id, token=item.token) for item in claimed]
-        await self.core.store.release_runs(self.worker_id, keys)
+        await self._release(keys)
 
     def _hold(self, claimed: Claimed) -> Lease:
         lease = Lease(
@@ -388,8 +389,7 @@ class Worker:
         """
         log.warning("run %s could not be loaded", lease.run_id, exc_info=error)
         if isinstance(error, Unavailable):
-            key = LeaseKey(run_id=lease.run_id, token=lease.token)
-            await self.core.store.release_runs(self.worker_id, [key])
+            await self._release([LeaseKey(run_id=lease.run_id, token=lease.token)])
 
     # -- leases
 
@@ -449,13 +449,18 @@ class Worker:
             await self._release(keys)
 
     async def _release(self, keys: list[LeaseKey]) -> None:
-        """Give leases back; when the store is away they run out by themselves."""
+        """Give leases back, busy rows at a later try: a lease that runs out counts against its run."""
+        given = 0
         try:
-            await self.core.store.release_runs(self.worker_id, keys)
+            for pause_s in RELEASE_PAUSES_S:
+                given += await self.core.store.release_runs(self.worker_id, keys)
+                if given >= len(keys):
+                    break
+                await anyio.sleep(pause_s)
         except PerdureError as error:
             log.warning("%d leases are left to run out: %s", len(keys), error)
         else:
-            log.info("%d runs are handed back", len(keys))
+            log.info("%d of %d runs are handed back", given, len(keys))
             self.core.signals.publish(QUEUE_TOPIC)
 
     # -- late results
