@@ -1,18 +1,21 @@
 """Each limit of time has its own code and event; waiting for people is not working (R-10.4)."""
 
+from contextlib import suppress
 from datetime import timedelta
 
+import anyio
 import pytest
 
 from perdure.engine.context import PlannerContext
 from perdure.protocol.decisions import Ask, Decision, Finish, Sleep
-from perdure.protocol.events import ResultEvent, TimeoutEvent
+from perdure.protocol.events import LateEvent, ResultEvent, TimeoutEvent
 from perdure.protocol.failures import FailureCode
 from perdure.protocol.runs import status_of, waiting_on
 from perdure.protocol.states import Answer, RunState, RunStatus, ToolCallStatus, WaitingOn
 from perdure.testing.clock import ShiftingClock
 from perdure.testing.embedded import call, scripted
 from perdure.testing.tools import ToolZoo
+from perdure.tools import tool
 from tests.flow.world import data_of, flow, swept_until
 
 
@@ -78,3 +81,29 @@ async def test_a_tool_that_takes_too_long_is_told_to_the_planner(url: str, zoo: 
         assert result.status is ToolCallStatus.TIMED_OUT
         assert result.error is not None
         assert result.error.code is FailureCode.TOOL_TIMEOUT
+
+
+@pytest.mark.parametrize("trusted", [True, False], ids=["inline", "user loop"])
+async def test_a_result_that_comes_as_the_runs_time_is_over_is_the_calls(
+    url: str, zoo: ToolZoo, trusted: bool
+) -> None:
+    """R-10.4, decision 3: found by the simulation (seed 15061). The effect was told as late, and the
+    call as one of unknown outcome, though its result was there before the run was ended."""
+
+    @tool(trusted=trusted)
+    async def dutiful() -> str:
+        """Finish when it is cancelled."""
+        with suppress(anyio.get_cancelled_exc_class()):
+            await anyio.sleep_forever()  # noqa: ASYNC104  # what this tool is for
+        return "done"
+
+    zoo.registry.add(dutiful)
+    agent = scripted("slow", [call("dutiful")], tools=["dutiful"])
+    async with flow(url, [agent], zoo) as engine:
+        run_id = await engine.submit("slow", timeouts={"run_s": 0.3})
+        row = await engine.wait_terminal(run_id)
+        assert row.hot.code is FailureCode.RUN_TIMEOUT
+        log = await engine.events(run_id)
+        (result,) = data_of(log, ResultEvent)
+        assert (result.status, result.output) == (ToolCallStatus.SUCCEEDED, "done")
+        assert data_of(log, LateEvent) == []

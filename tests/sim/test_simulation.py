@@ -68,10 +68,12 @@ def _fails(seed: int, planted: Planted, store: StoreKind = "memory") -> bool:
     return not simulate(draw_script(seed, planted.profile), planted, store=store).is_green
 
 
-@pytest.mark.parametrize(("seed", "profile"), [(2114, "crash"), (2606, "commits")])
+@pytest.mark.parametrize(
+    ("seed", "profile"), [(2114, "crash"), (2606, "commits"), (15061, "mixed")]
+)
 def test_seeds_that_found_faults_are_green(seed: int, profile: Profile) -> None:
     """R-9.4: a parent undid again what an orphaned child had begun to undo. R-7.4: a fork and the
-    run it was made beside paid under one key."""
+    run it was made beside paid under one key. R-10.4: what came as a run's time was over was late."""
     outcome = simulate(draw_script(seed, profile))
     assert outcome.is_green, outcome.findings
 

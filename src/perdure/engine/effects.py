@@ -353,7 +353,8 @@ class Effects:
         """Take the result of an execution that was given up: evidence, or a closing's result."""
         finished = Finished(call=call, execution=execution, outcome=outcome)
         open_still = call.tool_call_id in self._view.snapshot.open_calls
-        if self.attempt.lease.stopped is not None and open_still and not self.attempt.released:
+        is_stopped = self.attempt.lease.scope.cancel_called  # `stopped` names a deadline later
+        if is_stopped and open_still and not self.attempt.released:
             self.unrecorded.append(finished)
         else:
             self.attempt.around.on_late(finished, self._view, self.attempt.lease)

@@ -60,7 +60,7 @@ def retry_of_a_failure(record: RunRecord) -> Found:
 @rule(
     "I72",
     "A run for which another was cancelled names it in its first event, and in no other; that one "
-    "came before it on its thread, and has a cancel as its options ask for, or a stronger one.",
+    "is of its thread, and has a cancel as its options ask for, or a stronger one.",
 )
 def superseded_is_cancelled(record: RunRecord) -> Found:
     facts, other = record.facts, record.sharing.superseded
@@ -73,8 +73,6 @@ def superseded_is_cancelled(record: RunRecord) -> Found:
             yield line.name, f"there is no run {data.supersedes}"
         elif (other.facts.tenant_id, other.facts.thread_id) != (facts.tenant_id, facts.thread_id):
             yield line.name, f"{data.supersedes} is of thread {other.facts.thread_id}"
-        elif other.facts.created_at > facts.created_at:
-            yield line.name, f"{data.supersedes} came after it"
         else:
             strategy, action = facts.options.multitask_strategy, other.hot.cancel_action
             if action not in _ENDED_BY.get(strategy, ()):
