@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from perdure.engine.core import Core
 from perdure.engine.load import Damaged
 from perdure.protocol.errors import Conflict, Unreadable
+from perdure.protocol.states import TERMINAL
 from perdure.signals.ports import run_topic
 
 log = logging.getLogger(__name__)
@@ -29,17 +30,21 @@ async def put_aside(core: Core, run_id: str, why: Exception, *, seq: int | None 
 
 
 @asynccontextmanager
-async def damage_put_aside(
-    core: Core, run_id: str, *, seq: int | None = None
-) -> AsyncGenerator[None]:
-    """Put the run aside when what is done here finds it damaged, and tell the caller so."""
+async def damage_put_aside(core: Core, run_id: str) -> AsyncGenerator[None]:
+    """Put the run aside when what is done here finds it damaged, and tell the caller so.
+
+    A run that is over by now was read while its history was dropped: nothing is to be done any more.
+    """
     damaged: Damaged | None = None
     try:
         yield
     except Damaged as error:
         damaged = error
-    if damaged is not None:
-        await put_aside(core, run_id, damaged, seq=seq)
+    if damaged is None:
+        return
+    await put_aside(core, run_id, damaged)
+    now = await core.reader.find_run(None, run_id)
+    if now is None or now.hot.state not in TERMINAL:
         raise needs_repair(run_id, damaged) from damaged
 
 

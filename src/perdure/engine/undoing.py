@@ -148,15 +148,15 @@ async def read_undoing(
     asked_at, tries = await _tail(core, row)
     specs = await _compensating(core)
     items: list[Undo] = []
-    async for one in _with_runs_below(core, row):
-        facts, of_its_own = one.facts, await _undone_by_itself(core, row, one)
+    async for one, undone in _with_runs_below(core, row, {}):
+        facts = one.facts
         async for call in _calls(core, facts.run_id):
             spec = specs.get((call.tool, call.version or ""))
             took = call.status in TOOK_EFFECT and is_side_effect(call.side_effect)
             if spec is None or not took or call.result_seq is None:
                 continue
-            own = of_its_own.get(call.tool_call_id)
-            if own == "succeeded" or (own == "unknown" and not spec.compensate_idempotent):
+            told = undone.get(call.tool_call_id)
+            if told == "succeeded" or (told == "unknown" and not spec.compensate_idempotent):
                 continue
             at = await _written_at(core, facts.run_id, call.result_seq, times)
             if at is None:
@@ -228,25 +228,30 @@ async def _compensating(core: Core) -> dict[tuple[str, str], ToolSpec]:
     return found
 
 
-async def _undone_by_itself(core: Core, row: RunRow, below: RunRow) -> dict[str, str]:
-    """Return what became of the calls that a run below began to undo, before it was ended all the
-    same: nobody undoes one a second time.
+async def _undone_by(core: Core, below: RunRow) -> dict[str, str]:
+    """Return what became of the calls, its own and those of runs below it, that a run below began to
+    undo before it was ended all the same: nobody undoes one a second time.
     """
-    if below.facts.run_id == row.facts.run_id or not asks_to_compensate(below.hot.cancel_options):
+    if not asks_to_compensate(below.hot.cancel_options):
         return {}
     _, tries = await _tail(core, below)
     return {call: became_of_undoing([one for _, one in told]) for call, told in tries.items()}
 
 
-async def _with_runs_below(core: Core, row: RunRow) -> AsyncIterator[RunRow]:
-    """Yield a run, and those below it that ended without undoing what they did themselves."""
-    yield row
+async def _with_runs_below(
+    core: Core, row: RunRow, undone: dict[str, str]
+) -> AsyncIterator[tuple[RunRow, dict[str, str]]]:
+    """Yield a run, and those below it that ended without undoing what they did themselves; with what
+    became of calls that runs in between, or that run itself, have undone already.
+    """
+    yield row, undone
     async for child in _children(core, row.facts.run_id):
         own = asks_to_compensate(child.hot.cancel_options)
         undid = own and child.hot.code is FailureCode.RUN_CANCELLED
         if child.facts.detached or child.hot.state not in TERMINAL or undid:
             continue
-        async for below in _with_runs_below(core, child):
+        known = {**undone, **await _undone_by(core, child)}
+        async for below in _with_runs_below(core, child, known):
             yield below
 
 

@@ -8,12 +8,12 @@ from collections.abc import Callable
 
 import anyio
 
-from perdure.engine.aside import damage_put_aside
+from perdure.engine.aside import needs_repair, put_aside
 from perdure.engine.committer import announce
 from perdure.engine.core import Core
 from perdure.engine.counting import count_draft
 from perdure.engine.draft import Draft
-from perdure.engine.load import load_view
+from perdure.engine.load import Damaged, load_view
 from perdure.engine.view import RunView
 from perdure.protocol.errors import Conflict
 from perdure.protocol.runs import RunRow
@@ -57,11 +57,9 @@ async def intervene(
             return None
         if row.hot.parked_on is ParkedOn.REPAIR:
             raise Conflict("the run is put aside for repair")
-        try:
-            async with damage_put_aside(core, run_id, seq=row.hot.last_seq):
-                view = await load_view(core, row, with_messages=False)
-        except Incompatible as error:
-            raise NotCarriedOn(f"this release cannot carry the run on: {error}") from error
+        view = await _view_of(core, row)
+        if view is None:
+            continue
         draft = unheld_draft(core, view, row)
         if row.hot.waiting_since is not None or row.hot.wake_at is not None:
             draft.now = await core.reader.now()
@@ -77,3 +75,20 @@ async def intervene(
             raise Conflict(f"the change cannot be stored: {result.reason}")
         await anyio.sleep(PAUSE_S * attempt * core.chance.random())
     raise Conflict("the run is moving too fast; try again")
+
+
+async def _view_of(core: Core, row: RunRow) -> RunView | None:
+    """Return a run's view, None when somebody wrote to it while it was read: then what was read may
+    be of two moments, before and after its history was dropped. A damaged one is put aside.
+    """
+    run_id, seq = row.facts.run_id, row.hot.last_seq
+    try:
+        return await load_view(core, row, with_messages=False)
+    except Incompatible as error:
+        raise NotCarriedOn(f"this release cannot carry the run on: {error}") from error
+    except Damaged as error:
+        await put_aside(core, run_id, error, seq=seq)
+        now = await core.reader.find_run(None, run_id)
+        if now is not None and now.hot.last_seq != seq and now.hot.parked_on != ParkedOn.REPAIR:
+            return None
+        raise needs_repair(run_id, error) from error
