@@ -87,8 +87,9 @@ async def _view_of(core: Core, row: RunRow) -> RunView | None:
     except Incompatible as error:
         raise NotCarriedOn(f"this release cannot carry the run on: {error}") from error
     except Damaged as error:
-        await put_aside(core, run_id, error, seq=seq)
-        now = await core.reader.find_run(None, run_id)
-        if now is not None and now.hot.last_seq != seq and now.hot.parked_on != ParkedOn.REPAIR:
-            return None
-        raise needs_repair(run_id, error) from error
+        damaged = error
+    await put_aside(core, run_id, damaged, seq=seq)
+    now = await core.reader.find_run(None, run_id)
+    if now is not None and now.hot.last_seq != seq and now.hot.parked_on != ParkedOn.REPAIR:
+        return None
+    raise needs_repair(run_id, damaged) from damaged
