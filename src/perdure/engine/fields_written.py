@@ -81,12 +81,9 @@ class _Checks:
             after = self._after(place, told)
         except ValueError as error:
             raise Invalid(f"the field {name} does not take it: {error}") from error
-        if declared.outlasts and len(encode(after)) > INLINE_BYTES_MAX:
-            raise Invalid(f"the field {name} holds at most {INLINE_BYTES_MAX} bytes")
-        if declared.json_schema is not None:
-            problem = problem_with_value(declared.json_schema, after)
-            if problem is not None:
-                raise Invalid(f"the field {name} does not fit at {problem}")
+        problem = problem_with_field(declared, after)
+        if problem is not None:
+            raise Invalid(problem)
         return told
 
     def _after(self, place: str, told: dict[str, JsonValue]) -> JsonValue:
@@ -164,3 +161,13 @@ def _shared_calls(view: RunView, step: int) -> int:
         if place.startswith(mark) and as_told(write).get("call") not in own
     ]
     return max(ordinals, default=-1) + 1
+
+
+def problem_with_field(declared: StateField, after: JsonValue) -> str | None:
+    """Return why a field cannot hold what a write would leave in it; None when it can."""
+    if declared.outlasts and len(encode(after)) > INLINE_BYTES_MAX:
+        return f"the field {declared.name} holds at most {INLINE_BYTES_MAX} bytes"
+    if declared.json_schema is None:
+        return None
+    problem = problem_with_value(declared.json_schema, after)
+    return None if problem is None else f"the field {declared.name} does not fit at {problem}"

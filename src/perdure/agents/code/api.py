@@ -34,9 +34,10 @@ from perdure.agents.code.live import (
 from perdure.agents.code.positions import Branch, at
 from perdure.agents.code.steps import local_step
 from perdure.engine.context import PlannerContext
+from perdure.engine.fields_written import problem_with_field
 from perdure.engine.journal import NOW, SLEEP, STEP_TOOLS, plan_digest, question_digest
 from perdure.engine.ports import LocalStep
-from perdure.engine.schema import check_schema, problem_with_value
+from perdure.engine.schema import check_schema
 from perdure.engine.spawning import child_digest
 from perdure.engine.topics import published
 from perdure.engine.values import keep
@@ -361,12 +362,9 @@ class Context:
             raise ValueError(f"the state has no field {name!r}")
         cleaned = _inline(clean(value))
         after = merged(declared.rule, self._held(declared), cleaned, declared.reducer)
-        if declared.outlasts and len(encode(after)) > INLINE_BYTES_MAX:
-            raise ValueError(f"the field {name} holds at most {INLINE_BYTES_MAX} bytes")
-        if declared.json_schema is not None:
-            problem = problem_with_value(declared.json_schema, after)
-            if problem is not None:
-                raise ValueError(f"the field {name} does not fit at {problem}")
+        problem = problem_with_field(declared, after)
+        if problem is not None:
+            raise ValueError(problem)
         live = self._live
         position = live.branch().take()
         told = write_of(declared, self._agent_id, cleaned)
