@@ -5,6 +5,7 @@ import threading
 from perdure.agents.catalog import AgentRegistry, loop_agent
 from perdure.agents.loop.scripted import ScriptedPlanner
 from perdure.engine.context import PlannerContext
+from perdure.engine.ports import ToolGrant
 from perdure.protocol.decisions import (
     Ask,
     CallTools,
@@ -24,6 +25,13 @@ REFERENCE = "tests.cli.shop:registry"
 def ship(parcel: str) -> str:
     """Ship a parcel."""
     return f"shipped {parcel}"
+
+
+@tool(side_effect="write", idempotent=False, compensation="none is needed", timeout_s=0.3)
+def pay(amount: int) -> int:
+    """Pay, and never come to tell."""
+    threading.Event().wait()
+    return amount
 
 
 @tool(timeout_s=0.3)
@@ -48,7 +56,7 @@ def _question(context: PlannerContext) -> Decision:
 
 
 registry = AgentRegistry()
-registry.add_tool(ship, hang)
+registry.add_tool(ship, pay, hang)
 registry.add(
     loop_agent("echo", "1", ScriptedPlanner(_echo), description="Answers with its input."),
     loop_agent("fails", "1", ScriptedPlanner(_fail)),
@@ -60,6 +68,14 @@ registry.add(
             [CallTools(calls=(ToolRequest(tool="ship", args={"parcel": "p1"}),)), Finish(answer=1)]
         ),
         tools=["ship"],
+    ),
+    loop_agent(
+        "pays",
+        "1",
+        ScriptedPlanner(
+            [CallTools(calls=(ToolRequest(tool="pay", args={"amount": 3}),)), Finish(answer=1)]
+        ),
+        tools=[ToolGrant(name="pay", approve="never")],
     ),
     loop_agent(
         "ships_much",

@@ -184,6 +184,21 @@ def test_a_question_takes_json(perdure: Program) -> None:
     assert "Which colour?" in perdure("interrupts", "list", "--all").out
 
 
+def test_an_outcome_is_told_with_what_the_call_gave(perdure: Program) -> None:
+    """R-5.7, R-8.2."""
+    run_id = perdure("run", "pays", "--json", *HERE).json["run_id"]
+    (asked,) = perdure("interrupts", "list", "--json").json["items"]
+    answer = ("interrupts", "resolve", asked["interrupt_id"])
+    alone = perdure(*answer, "--retry", "--output", '{"paid": 3}')
+    assert (alone.code, "--output goes with --happened" in alone.err) == (2, True)
+    done = perdure(*answer, "--happened", "order-7", "--output", '{"paid": 3}', "--json")
+    assert (done.code, done.json["interrupt"]["value"]) == (0, {"paid": 3})
+    perdure("run", "echo", *HERE)  # its worker carries the answered run on, too
+    assert perdure("runs", "show", run_id, "--json").json["state"] == "succeeded"
+    known = "succeeded: paid=3 (external reference order-7), known from the person"
+    assert known in perdure("runs", "events", run_id).out
+
+
 def test_all_that_is_asked_can_be_read_before_it_is_answered(perdure: Program) -> None:
     """R-8.1: large arguments and a question's payload in full, without what steers a terminal."""
     run_id = perdure("run", "ships_much", "--json", *HERE).json["run_id"]
@@ -209,7 +224,7 @@ def test_agents_are_known_after_a_worker_ran(perdure: Program) -> None:
     assert perdure("agents", "list", "--json").code == ExitCode.NOT_FOUND  # nor is a database
     perdure("run", "echo", *HERE)
     found = perdure("agents", "list", "--json").json["items"]
-    known = ["asks", "echo", "fails", "hangs", "keeps", "ships", "ships_much"]
+    known = ["asks", "echo", "fails", "hangs", "keeps", "pays", "ships", "ships_much"]
     assert [agent["agent_id"] for agent in found] == known
     assert "Answers with its input." in perdure("agents", "list").out
 

@@ -105,6 +105,12 @@ Happened = Annotated[
         "--happened", metavar="REF", help="It took effect, under this id.", show_default=False
     ),
 ]
+Output = Annotated[
+    str | None,
+    typer.Option(
+        "--output", metavar="JSON", help="With --happened: what the call gave.", show_default=False
+    ),
+]
 
 
 @app.command()
@@ -115,6 +121,7 @@ def resolve(
     edit: Edit = None,
     respond: Respond = None,
     happened: Happened = None,
+    output: Output = None,
     retry: Annotated[bool, typer.Option("--retry", help="Run it again.")] = False,
     skip: Annotated[
         bool, typer.Option("--skip", help="Go on without knowing what became of it.")
@@ -137,11 +144,15 @@ def resolve(
         Answer.RETRY: retry,
         Answer.SKIP: skip,
     }
+    answer = _the_one(answers)
+    if output is not None and answer != Answer.HAPPENED:
+        raise typer.BadParameter("--output goes with --happened alone")
+    value, of = (respond, "--respond") if output is None else (output, "--output")
     request = request_of(
         AnswerRequest,
-        answer=_the_one(answers),
+        answer=answer,
         args=None if edit is None else json_of(edit, "--edit"),
-        value=None if respond is None else json_of(respond, "--respond"),
+        value=None if value is None else json_of(value, of),
         external_ref=happened,
         reason=reason,
     )

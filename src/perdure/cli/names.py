@@ -7,7 +7,7 @@ _OPTIONS = {
     "/input": "--input",
     "/state": "--state",
     "/args": "--edit",
-    "/value": "--respond",
+    "/value": "the value",
     "/external_ref": "--happened",
     "/reason": "--reason",
     "/checkpoint_id": "--checkpoint",

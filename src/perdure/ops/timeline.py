@@ -90,7 +90,7 @@ def _result(data: dict[str, JsonValue]) -> str:
     output = "(large)" if data.get("output_ref") else value_text(data.get("output"))
     by = _text(data, "by")
     known = f", known from the {by}" if by in {"lookup", "person", "callback"} else ""
-    return f"{_text(data, 'status')}: {output}{known}"
+    return f"{_text(data, 'status')}: {output}{_external(data)}{known}"
 
 
 def _model(data: dict[str, JsonValue]) -> str:
@@ -212,10 +212,12 @@ def _approval(value: dict[str, JsonValue]) -> str:
 
 
 def _pending(value: dict[str, JsonValue]) -> str:
-    ref = (
-        f" (external reference {_text(value, 'external_ref')})" if value.get("external_ref") else ""
-    )
-    return f"the result of {_text(value, 'tool_call_id')} comes by callback{ref}"
+    return f"the result of {_text(value, 'tool_call_id')} comes by callback{_external(value)}"
+
+
+def _external(data: dict[str, JsonValue]) -> str:
+    ref = _text(data, "external_ref")
+    return f" (external reference {ref})" if ref else ""
 
 
 def _of_field(value: dict[str, JsonValue]) -> str:
