@@ -260,7 +260,7 @@ async def test_a_worker_without_the_tool_leaves_a_call_to_one_that_can_look_it_u
             await assert_cancelled(engine, run_id)
             (result,) = data_of(await engine.events(run_id), ResultEvent)
             told.append((result.status, result.by))
-        assert told == [(ToolCallStatus.SUCCEEDED, "tool"), (ToolCallStatus.UNKNOWN, "runtime")]
+        assert told == [(ToolCallStatus.SUCCEEDED, "lookup"), (ToolCallStatus.UNKNOWN, "runtime")]
 
 
 LONG = "too long for an event " * 1000

@@ -12,8 +12,15 @@ from perdure.engine.callbacks import call_back
 from perdure.engine.compensation import TRIES_MAX
 from perdure.engine.context import PlannerContext
 from perdure.engine.ports import HostedAgent
+from perdure.engine.undoing import strongest
 from perdure.protocol.decisions import Decision, Finish
-from perdure.protocol.events import ActionEvent, CancelEvent, CompensationEvent, StateEvent
+from perdure.protocol.events import (
+    ActionEvent,
+    CancelEvent,
+    CompensationEvent,
+    ResultEvent,
+    StateEvent,
+)
 from perdure.protocol.runs import status_of
 from perdure.protocol.states import (
     CancelAction,
@@ -249,6 +256,49 @@ async def test_a_call_in_flight_that_took_effect_is_undone_too(url: str, zoo: To
         report = await cancelled(engine, run_id)
         assert undone(report) == {"order_and_hang": "succeeded"}
         assert shop.log == ["order a", "undo o-lost found"]
+
+
+async def test_what_a_lookup_finds_of_a_call_that_was_cut_off_is_undone_too(
+    url: str, zoo: ToolZoo
+) -> None:
+    """R-5.7, R-9.2: an execution on the user's loop is cut off as of unknown outcome; that had
+    counted for more than its tool's lookup, and nothing was undone."""
+    asked: list[str] = []
+
+    def find(effect_key: str) -> Returned:
+        asked.append("find")
+        del effect_key
+        return succeeded("found", external_ref="o-lost")
+
+    def undo(performed: Performed) -> None:
+        asked.append(f"undo {performed.external_ref}")
+
+    @tool(side_effect="external", idempotent=False, timeout_s=60, lookup=find, compensate=undo)
+    async def order_apart() -> str:
+        """Order, and never answer."""
+        zoo.begin("order_apart")
+        await anyio.sleep_forever()
+        return ""
+
+    zoo.registry.add(order_apart)
+    agent = buyer([call("order_apart")], more=["order_apart"])
+    zoo.registry.add(*Shop().tools())
+    async with flow(url, [agent], zoo) as engine:
+        run_id = await engine.submit("buyer")
+        await zoo.wait_started("order_apart")
+        await engine.cancel(run_id, options=COMPENSATE)
+        assert undone(await cancelled(engine, run_id)) == {"order_apart": "succeeded"}
+        assert asked == ["find", "undo o-lost"]
+        (result,) = data_of(await engine.events(run_id), ResultEvent)
+        assert (result.status, result.by) == (ToolCallStatus.SUCCEEDED, "lookup")
+
+
+def test_what_one_run_of_a_tree_has_undone_stays_undone_though_another_could_not() -> None:
+    """R-9.4: a run below that tried and failed does not make the one above try it again."""
+    above = {"a": "succeeded", "b": "failed", "c": "unknown"}
+    below = {"a": "failed", "b": "unknown", "c": "not_started", "d": "failed"}
+    told = {"a": "succeeded", "b": "unknown", "c": "unknown", "d": "failed"}
+    assert strongest(above, below) == strongest(below, above) == told
 
 
 async def test_a_try_that_a_crash_cut_off_is_never_run_twice_in_silence(

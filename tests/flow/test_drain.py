@@ -9,6 +9,7 @@ import pytest
 
 from perdure.engine.context import PlannerContext
 from perdure.protocol.decisions import Decision, Finish
+from perdure.protocol.errors import Unavailable
 from perdure.protocol.states import AttemptEnd, RunState
 from perdure.store.ports import Store
 from perdure.store.requests import Claimed, ClaimWant, LeaseKey
@@ -112,20 +113,34 @@ async def test_a_claim_under_way_is_not_forgotten(url: str) -> None:
         assert (await engine.wait_terminal(run_id)).hot.state is RunState.SUCCEEDED
 
 
-class BusyFirst:
-    """A store in which a renewal has the rows of the first release locked."""
+class Troubled:
+    """A store whose first claim answers late, and whose first releases find rows locked or fail."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, troubles: Sequence[str], *, claim_late_s: float = 0) -> None:
         self._store = store
+        self._troubles = [*troubles]
+        self._late_s = claim_late_s
         self.releases = 0
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._store, name)
 
+    async def claim_runs(self, want: ClaimWant) -> Sequence[Claimed]:
+        """Claim at once, and tell of it late."""
+        claimed = await self._store.claim_runs(want)
+        if claimed:
+            late_s, self._late_s = self._late_s, 0
+            await anyio.sleep(late_s)
+        return claimed
+
     async def release_runs(self, worker_id: str, leases: Sequence[LeaseKey]) -> int:
-        """Leave them as they are the first time."""
+        """Meet the next trouble, if there is one left."""
         self.releases += 1
-        return 0 if self.releases == 1 else await self._store.release_runs(worker_id, leases)
+        if not self._troubles:
+            return await self._store.release_runs(worker_id, leases)
+        if self._troubles.pop(0) == "away":
+            raise Unavailable("the store is away")
+        return 0
 
 
 async def test_a_run_whose_row_is_locked_while_it_is_handed_back_is_not_left_to_run_out(
@@ -139,12 +154,30 @@ async def test_a_run_whose_row_is_locked_while_it_is_handed_back_is_not_left_to_
     settings = replace(SETTINGS, drain_grace_s=0.05)
     agent = scripted("one", decide, tools=["hang"])
     async with flow(url, [agent], zoo, settings=settings, start=False) as engine:
-        store = BusyFirst(engine.core.store)
+        store = Troubled(engine.core.store, ["busy"] * 3)
         core = replace(engine.core, store=cast("Store", store))
         await engine.run_worker(new_worker(core, engine.catalog, engine.tools, engine.policy))
         run_id = await engine.submit("one")
         await zoo.wait_started("hang")
         await engine.drain()
         row = await engine.run(run_id)
-        assert (row.hot.lease_owner, row.hot.faults, store.releases) == (None, 0, 2)
+        assert (row.hot.lease_owner, row.hot.faults, store.releases) == (None, 0, 4)
         assert await engine.core.reader.is_ready(run_id)
+
+
+@pytest.mark.parametrize("trouble", ["busy", "away"])
+async def test_a_claim_that_is_told_too_late_is_handed_back_though_the_store_is_in_trouble(
+    url: str, zoo: ToolZoo, trouble: str
+) -> None:
+    """R-7.2: its lease ran out, and that counted as a fault of a run that was never tried."""
+    settings = replace(SETTINGS, lease_ttl_s=2.0, lease_margin_s=0.5, heartbeat_s=0.5)
+    agent = scripted("one", [Finish(answer="done")])
+    async with flow(url, [agent], zoo, settings=settings, start=False) as engine:
+        troubles = [trouble] * (1 if trouble == "away" else 4)
+        store = Troubled(engine.core.store, troubles, claim_late_s=1.2)
+        core = replace(engine.core, store=cast("Store", store))
+        await engine.run_worker(new_worker(core, engine.catalog, engine.tools, engine.policy))
+        run_id = await engine.submit("one")
+        await engine.wait_terminal(run_id)
+        attempts = await engine.core.reader.list_attempts(run_id)
+        assert [one.end_reason for one in attempts] == [AttemptEnd.DRAINED, AttemptEnd.FINISHED]

@@ -14,6 +14,7 @@ from perdure.agents.code import Context, agent
 from perdure.engine.answers import Reply, answer_interrupt
 from perdure.engine.core import Core
 from perdure.engine.directory import AgentDirectory
+from perdure.engine.late import LateResults
 from perdure.engine.maintenance import Maintenance
 from perdure.engine.submit import submit_run
 from perdure.protocol.agents import AgentCard
@@ -319,13 +320,13 @@ async def test_an_answer_reads_no_messages_and_late_results_wait_in_a_bounded_qu
         reply = Reply(answer=Answer.RESPOND, by="ada", value=1)
         await answer_interrupt(core, "default", question.interrupt_id, reply)
         await engine.wait_terminal(run_id)
-        monkeypatch.setattr("perdure.engine.worker.LATE_MAX", 2)
-        worker = new_worker(engine.core, engine.catalog, engine.tools, engine.policy)
-        monkeypatch.setattr("perdure.engine.worker.late_result", _given)
+        monkeypatch.setattr("perdure.engine.late.LATE_MAX", 2)
+        monkeypatch.setattr("perdure.engine.late.late_result", _given)
+        late = LateResults(engine.core)
         kept: list[Any] = [SimpleNamespace(run_id=f"r{number}") for number in range(3)]
         for one in kept:
-            worker._keep_late(one, kept[0], kept[0])  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] - else a store has to be away
-        assert list(worker._late) == kept[1:]  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] - as above
+            late.keep(one, kept[0], kept[0])
+        assert list(late.waiting) == kept[1:]
 
 
 def _given(item: Any, *_: Any) -> Any:

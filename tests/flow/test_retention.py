@@ -1,23 +1,32 @@
 """History that is no longer kept: what goes, what stays, and that nothing breaks (R-6.8)."""
 
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import cast
 
 import pytest
 
+from perdure.engine.answers import Reply, answer_interrupt
+from perdure.engine.approvals import delegate
 from perdure.engine.context import PlannerContext
+from perdure.engine.core import Core
 from perdure.engine.retention import Retention
+from perdure.engine.state_updates import StateWish, update_state
 from perdure.protocol.codec import decode
-from perdure.protocol.decisions import Decision, Finish
-from perdure.protocol.errors import Gone, NotFound
+from perdure.protocol.decisions import Ask, Decision, Finish
+from perdure.protocol.errors import Conflict, Gone, NotFound
 from perdure.protocol.events import StateEvent
 from perdure.protocol.ids import checkpoint_id
-from perdure.protocol.states import RunState
+from perdure.protocol.records import InterruptRow
+from perdure.protocol.runs import RunRow
+from perdure.protocol.states import Answer, RunState
 from perdure.service.base import Service
 from perdure.service.branches import ForkRequest, fork
 from perdure.service.principal import LOCAL
 from perdure.store import keeping
+from perdure.store.reader import Reader
 from perdure.store.requests import RetentionRule
-from perdure.testing.embedded import SETTINGS, calls, scripted
+from perdure.testing.embedded import SETTINGS, Embedded, call, calls, scripted
 from perdure.testing.tools import ToolZoo
 from tests.flow.rows import Rows
 from tests.flow.world import flow
@@ -29,6 +38,58 @@ AT_ONCE = replace(
     blobs_kept_s=0,
 )
 LARGE = 20_000
+
+
+class EndsMeanwhile:
+    """A reader that ends a run and drops its history once its row was read, before its log is."""
+
+    def __init__(self, engine: Embedded, run_id: str) -> None:
+        self._engine, self._run_id = engine, run_id
+        self._is_due = True
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._engine.core.reader, name)
+
+    async def find_run(self, tenant_id: str | None, run_id: str) -> RunRow | None:
+        """Find the row as it was."""
+        row = await self._engine.core.reader.find_run(tenant_id, run_id)
+        if self._is_due:
+            self._is_due = False
+            await self._engine.cancel(self._run_id)
+            await self._engine.wait_terminal(self._run_id)
+            rule = RetentionRule(state=RunState.FAILED, older_than_s=0)
+            await self._engine.core.store.expire_history([rule], after=None, limit=10)
+        return row
+
+
+WRITES: dict[str, Callable[[Core, InterruptRow], Awaitable[object]]] = {
+    "answer": lambda core, asked: answer_interrupt(
+        core, "default", asked.interrupt_id, Reply(answer=Answer.RESPOND, by="ada", value=1)
+    ),
+    "delegate": lambda core, asked: delegate(
+        core, "default", asked.interrupt_id, by="ada", to=["bob"], reason=None
+    ),
+    "state": lambda core, asked: update_state(core, asked.run_id, StateWish(state=1, by="ada")),
+}
+
+
+@pytest.mark.parametrize("how", WRITES)
+async def test_who_writes_to_a_run_that_ended_and_lost_its_history_meanwhile_is_told_so(
+    url: str, zoo: ToolZoo, how: str
+) -> None:
+    """R-6.8, R-8.3: it was told that the run is damaged and was put aside, which it was not."""
+    decision = call("pay", amount=1) if how == "delegate" else Ask(title="?")
+    agent = scripted("asks", [decision], tools=["pay"])
+    async with flow(url, [agent], zoo) as engine:
+        run_id = await engine.submit("asks")
+        (asked,) = await engine.wait_waiting(run_id)
+        reader = cast("Reader", EndsMeanwhile(engine, run_id))
+        core = replace(engine.core, reader=reader)
+        with pytest.raises(Conflict if how == "state" else Gone) as told:
+            await WRITES[how](core, asked)
+        assert "repair" not in str(told.value)
+        row = await engine.run(run_id)
+        assert (row.hot.state, row.hot.parked_on) == (RunState.FAILED, None)
 
 
 async def test_an_ended_run_keeps_its_end_and_its_thread_when_its_history_goes(

@@ -1,7 +1,9 @@
 """Each limit of time has its own code and event; waiting for people is not working (R-10.4)."""
 
+import threading
 from contextlib import suppress
 from datetime import timedelta
+from typing import Any
 
 import anyio
 import pytest
@@ -13,9 +15,9 @@ from perdure.protocol.failures import FailureCode
 from perdure.protocol.runs import status_of, waiting_on
 from perdure.protocol.states import Answer, RunState, RunStatus, ToolCallStatus, WaitingOn
 from perdure.testing.clock import ShiftingClock
-from perdure.testing.embedded import call, scripted
+from perdure.testing.embedded import call, calls, scripted, unasked
 from perdure.testing.tools import ToolZoo
-from perdure.tools import tool
+from perdure.tools import Returned, not_happened, tool
 from tests.flow.world import data_of, flow, swept_until
 
 
@@ -107,3 +109,83 @@ async def test_a_result_that_comes_as_the_runs_time_is_over_is_the_calls(
         (result,) = data_of(log, ResultEvent)
         assert (result.status, result.output) == (ToolCallStatus.SUCCEEDED, "done")
         assert data_of(log, LateEvent) == []
+
+
+@pytest.mark.parametrize("how", ["cancel", "deadline"])
+async def test_what_a_lookup_tells_counts_for_more_than_a_call_that_was_cut_off(
+    url: str, zoo: ToolZoo, how: str
+) -> None:
+    """R-5.7, decision 3: an execution that was stopped does not know its outcome, its tool does."""
+    options: dict[str, Any] = {"timeouts": {"run_s": 0.3}} if how == "deadline" else {}
+    agent = scripted("slow", [call("pay_then_hang", amount=3)], tools=unasked("pay_then_hang"))
+    async with flow(url, [agent], zoo) as engine:
+        run_id = await engine.submit("slow", **options)
+        await zoo.wait_started("pay_then_hang")
+        if how == "cancel":
+            await engine.cancel(run_id)
+        await engine.wait_terminal(run_id)
+        log = await engine.events(run_id)
+        (result,) = data_of(log, ResultEvent)
+        assert (result.status, result.by) == (ToolCallStatus.SUCCEEDED, "lookup")
+        assert data_of(log, LateEvent) == []
+
+
+@pytest.mark.parametrize("how", ["cancel", "deadline"])
+async def test_a_result_that_comes_while_the_end_is_prepared_is_the_calls(
+    url: str, zoo: ToolZoo, how: str
+) -> None:
+    """R-9.3, decision 3: it came while another call's tool was asked, and was lost altogether."""
+    is_asked, may_tell = threading.Event(), threading.Event()
+
+    async def find(effect_key: str) -> Returned:
+        del effect_key
+        is_asked.set()
+        await anyio.to_thread.run_sync(may_tell.wait)
+        return not_happened()
+
+    @tool(side_effect="write", idempotent=False, timeout_s=60, lookup=find, compensation="none")
+    async def hangs() -> str:
+        """Never answer."""
+        zoo.begin("hangs")
+        await anyio.sleep_forever()
+        return ""
+
+    zoo.registry.add(hangs)
+    options: dict[str, Any] = {"timeouts": {"run_s": 0.3}} if how == "deadline" else {}
+    script = [calls(("hangs", {}), ("pay_late", {"amount": 3}))]
+    agent = scripted("two", script, tools=unasked("hangs", "pay_late"))
+    async with flow(url, [agent], zoo) as engine:
+        run_id = await engine.submit("two", **options)
+        await zoo.wait_started("hangs")
+        await zoo.wait_started("pay_late")
+        if how == "cancel":
+            await engine.cancel(run_id)
+        await anyio.to_thread.run_sync(is_asked.wait)
+        zoo.open_gate()
+        while not zoo.payments():  # noqa: ASYNC110 (paid on another thread)
+            await anyio.sleep(0.002)
+        await anyio.sleep(0.05)  # until its result has crossed to the engine's loop
+        may_tell.set()
+        await engine.wait_terminal(run_id)
+        results = {
+            result.status: result.output
+            for result in data_of(await engine.events(run_id), ResultEvent)
+        }
+        assert results[ToolCallStatus.SUCCEEDED] == {"paid": 3}
+
+
+async def test_what_comes_after_a_lost_attempt_was_given_up_is_evidence(
+    url: str, zoo: ToolZoo
+) -> None:
+    """R-9.3, decisions 17 and 27: it went to the results of an attempt that nobody wrote any more."""
+    agent = scripted("pays", [call("pay_late", amount=3)], tools=unasked("pay_late"))
+    async with flow(url, [agent], zoo) as engine:
+        run_id = await engine.submit("pays")
+        await zoo.wait_started("pay_late")
+        await engine.core.store.take_away(run_id, "as the test asks")
+        while engine.worker.held_runs:  # noqa: ASYNC110 (until the attempt has given up waiting)
+            await anyio.sleep(0.01)
+        zoo.open_gate()
+        await engine.wait_event(run_id, "late")
+        (late,) = data_of(await engine.events(run_id), LateEvent)
+        assert (late.status, late.output) == (ToolCallStatus.SUCCEEDED, {"paid": 3})

@@ -73,6 +73,17 @@ def leave_as_it_is(row: RunRow, draft: Draft) -> None:
         draft.ready_in_s = time_left_s(row, draft)
 
 
+async def _open_approval(core: Core, tenant_id: str, interrupt_id: str) -> InterruptRow:
+    row = await core.reader.find_interrupt(tenant_id, interrupt_id)
+    if row is None:
+        raise NotFound("no such interrupt", field="interrupt_id")
+    if row.kind is not InterruptKind.APPROVAL:
+        raise Conflict(f"an interrupt of kind {row.kind} is for whoever may answer")
+    if row.status is not InterruptStatus.PENDING:
+        raise Gone(f"the approval was {row.status}", details={"status": row.status})
+    return row
+
+
 async def delegate(
     core: Core, tenant_id: str, interrupt_id: str, *, by: str, to: Sequence[str], reason: str | None
 ) -> Delegated:
@@ -82,23 +93,18 @@ async def delegate(
     is closed or its run is being ended; Forbidden for who may not decide it; Invalid when nobody
     of `to` can answer here.
     """
-    row = await core.reader.find_interrupt(tenant_id, interrupt_id)
-    if row is None:
-        raise NotFound("no such interrupt", field="interrupt_id")
-    if row.kind is not InterruptKind.APPROVAL:
-        raise Conflict(f"an interrupt of kind {row.kind} is for whoever may answer")
-    if row.status is not InterruptStatus.PENDING:
-        raise Gone(f"the approval was {row.status}", details={"status": row.status})
+    row = await _open_approval(core, tenant_id, interrupt_id)
     known = core.settings.principals
     if known is not None and not known & set(to):
         raise Invalid("nobody of these can answer here", field="/to")
     replayed = False
+    closed = Gone("the approval is closed, or its run is being ended")
 
     def change(run: RunRow, draft: Draft) -> bool:
         nonlocal replayed
         question = draft.view.snapshot.open_interrupts.get(interrupt_id)
         if question is None or run.hot.cancel_epoch > 0 or draft.view.snapshot.ending is not None:
-            raise Gone("the approval is closed, or its run is being ended")
+            raise closed
         others = [name for name in question.approvers if name != by]
         approvers = [*others, *(name for name in dict.fromkeys(to) if name not in others)]
         replayed = set(question.approvers) == set(approvers)
@@ -112,6 +118,7 @@ async def delegate(
         leave_as_it_is(run, draft)
         return True
 
-    await intervene(core, row.run_id, change)
+    if await intervene(core, row.run_id, change) is None and not replayed:
+        raise closed
     after = await core.reader.find_interrupt(tenant_id, interrupt_id)
     return Delegated(row=after or row, replayed=replayed)

@@ -40,11 +40,20 @@ async def damage_put_aside(core: Core, run_id: str) -> AsyncGenerator[None]:
         yield
     except Damaged as error:
         damaged = error
-    if damaged is None:
-        return
-    await put_aside(core, run_id, damaged)
+    if damaged is not None:
+        await put_aside_unless_over(core, run_id, damaged)
+
+
+async def put_aside_unless_over(
+    core: Core, run_id: str, damaged: Damaged, *, seq: int | None = None
+) -> None:
+    """Put a damaged run aside and raise what its caller is told, as `put_aside` does.
+
+    Returns when the run is over or deleted by now: it was read while its history was dropped.
+    """
+    await put_aside(core, run_id, damaged, seq=seq)
     now = await core.reader.find_run(None, run_id)
-    if now is None or now.hot.state not in TERMINAL:
+    if now is not None and now.hot.state not in TERMINAL:
         raise needs_repair(run_id, damaged) from damaged
 
 

@@ -36,6 +36,7 @@ from perdure.engine.fields_read import news_of_fields
 from perdure.engine.fields_written import clash_of_calls
 from perdure.engine.held import Surroundings
 from perdure.engine.inheriting import taken_over
+from perdure.engine.invoking import known_of
 from perdure.engine.judging import Judge
 from perdure.engine.lease import Lease, LeaseGone, Stop
 from perdure.engine.limits import before_planning
@@ -331,17 +332,17 @@ class Attempt:
 
     async def _close(self, failure: Failure) -> None:
         """Write the closing commit; what came in meanwhile is its result (decision 3)."""
-        known = {item.call.tool_call_id: item.outcome for item in self.effects.unrecorded}
-        asked = await look_up_open(self.view, self.around.tools, LOOKUPS_TIMEOUT_S)
+        told = await look_up_open(self.view, self.around.tools, LOOKUPS_TIMEOUT_S)
         effects = await finished_effects(self.core, self.view)
+        came = [*self.effects.unrecorded]
         draft = self.draft()
         why = end_transition(self.view.snapshot.state, failure)
         if failure.code is FailureCode.RUN_TIMEOUT:
             limit_s = self.view.facts.options.timeouts.run_s or 0
             draft.add(TimeoutEvent(subject="run", limit_ms=round(limit_s * 1000)))
-        close_run(draft, why, failure, known={**asked, **known}, effects=effects)
+        close_run(draft, why, failure, known=known_of(came, told), effects=effects)
         if await self.commit(draft):
-            self.effects.unrecorded.clear()
+            self.effects.settle(came)
 
     async def _after_stop(self, why: Stop) -> None:
         """Do what an attempt still owes after it was stopped from outside."""
@@ -474,8 +475,8 @@ class Attempt:
         if self.view.snapshot.cancel_epoch > 0:
             await self._close(CANCELLED)
             return
-        known = {item.call.tool_call_id: item.outcome for item in self.effects.unrecorded}
+        came = [*self.effects.unrecorded]
         draft = self.draft()
-        draft_failed_attempt(draft, error, reason, known, self.core.chance)
+        draft_failed_attempt(draft, error, reason, known_of(came, {}), self.core.chance)
         if await self.commit(draft) and draft.is_closing and not is_about_data(error):
-            self.effects.unrecorded.clear()
+            self.effects.settle(came)

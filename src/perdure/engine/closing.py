@@ -14,7 +14,7 @@ from perdure.engine.core import Core
 from perdure.engine.draft import Draft
 from perdure.engine.origin import retried
 from perdure.engine.ports import LocalStep, Place, ToolInvocation, ToolOutcome, ToolRunner
-from perdure.engine.results import add_result, runtime_result
+from perdure.engine.results import Known, add_result, runtime_result
 from perdure.engine.snapshot import OpenCall, is_side_effect
 from perdure.engine.view import RunView
 from perdure.protocol.events import ErrorEvent, ResumeEvent
@@ -56,7 +56,7 @@ def close_run(
     why: Transition,
     failure: Failure,
     *,
-    known: Mapping[str, ToolOutcome] | None = None,
+    known: Mapping[str, Known] | None = None,
     effects: list[dict[str, JsonValue]] | None = None,
 ) -> None:
     """Draft the end of the run: `failed` with that failure.
@@ -82,14 +82,10 @@ def close_run(
         _close_question(draft, interrupt_id, question.tool_call_id, failure)
     reported = list(effects or [])
     for call in list(snapshot.open_calls.values()):
-        outcome = (known or {}).get(call.tool_call_id)
-        if outcome is None or outcome.result.status is ToolCallStatus.PENDING:
-            outcome = _unfinished(draft.view, call, failure)
-        add_result(
-            draft, call, outcome, by="tool" if call.tool_call_id in (known or {}) else "runtime"
-        )
+        end = _end_of(draft.view, call, failure, known or {})
+        add_result(draft, call, end.outcome, by=end.by)
         if is_side_effect(call.side_effect):
-            reported.append(_effect(call, outcome, undoes=undoes))
+            reported.append(_effect(call, end.outcome, undoes=undoes))
     if snapshot.step_open:
         draft.end_step("cancelled" if cancelled else "failed")
     draft.move(why, failure=failure, effects=reported or None)
@@ -107,16 +103,22 @@ def _told_by(failure: Failure, by: str, reason: str | None) -> Failure:
     return failure.model_copy(update={"details": told})
 
 
-def _begin_ending(draft: Draft, failure: Failure, known: Mapping[str, ToolOutcome]) -> None:
+def _end_of(view: RunView, call: OpenCall, failure: Failure, known: Mapping[str, Known]) -> Known:
+    """Return what an open call ends with: a callback that was promised does not come any more."""
+    found = known.get(call.tool_call_id)
+    if found is None or found.outcome.result.status is ToolCallStatus.PENDING:
+        return Known(outcome=_unfinished(view, call, failure), by="runtime")
+    return found
+
+
+def _begin_ending(draft: Draft, failure: Failure, known: Mapping[str, Known]) -> None:
     """Draft that the run is to end once its children have."""
     snapshot = draft.view.snapshot
     for call in list(snapshot.open_calls.values()):
-        outcome = known.get(call.tool_call_id)
         running = draft.view.executions_of(call.tool_call_id).running or call.by_callback
-        if running or outcome is not None:
-            given = outcome is not None and outcome.result.status is not ToolCallStatus.PENDING
-            told = outcome if given and outcome else _unfinished(draft.view, call, failure)
-            add_result(draft, call, told, by="tool" if given else "runtime")
+        if running or call.tool_call_id in known:
+            end = _end_of(draft.view, call, failure, known)
+            add_result(draft, call, end.outcome, by=end.by)
     if snapshot.state is RunState.WAITING_HUMAN and not snapshot.open_interrupts:
         draft.move(Transition.APPROVED)  # nobody is asked any more
     if snapshot.cancel_epoch == 0 and snapshot.ending is None:
@@ -130,14 +132,14 @@ def _begin_ending(draft: Draft, failure: Failure, known: Mapping[str, ToolOutcom
     draft.with_checkpoint = snapshot.cancel_epoch == 0
 
 
-def settle_known(draft: Draft, failure: Failure, known: Mapping[str, ToolOutcome]) -> None:
+def settle_known(draft: Draft, failure: Failure, known: Mapping[str, Known]) -> None:
     """Draft the results of open calls that are known, before the run is brought to its end."""
     snapshot = draft.view.snapshot
-    for tool_call_id, outcome in known.items():
+    for tool_call_id, found in known.items():
         for interrupt_id, question in list(snapshot.open_interrupts.items()):
             if question.tool_call_id == tool_call_id:
                 _close_question(draft, interrupt_id, tool_call_id, failure)
-        add_result(draft, snapshot.open_calls[tool_call_id], outcome, by="lookup")
+        add_result(draft, snapshot.open_calls[tool_call_id], found.outcome, by=found.by)
     if snapshot.state is RunState.WAITING_HUMAN and not snapshot.open_interrupts:
         draft.move(Transition.APPROVED)  # nobody is asked any more
 
@@ -254,19 +256,17 @@ def _was_begun(view: RunView, call: OpenCall) -> bool:
     return running or call.by_callback or call.status is ToolCallStatus.RUNNING
 
 
-async def look_up_open(
-    view: RunView, tools: ToolRunner, timeout_s: float
-) -> dict[str, ToolOutcome]:
+async def look_up_open(view: RunView, tools: ToolRunner, timeout_s: float) -> dict[str, Known]:
     """Ask tools that can tell what became of calls that were begun and not ended, all at once.
 
     What is not known after `timeout_s` stays unknown: a closing is not kept from being written.
     """
-    known: dict[str, ToolOutcome] = {}
+    known: dict[str, Known] = {}
 
     async def ask(call: OpenCall, spec: ToolSpec) -> None:
         outcome = await tools.lookup(invocation_of(view, call, spec, timeout_s=timeout_s))
         if outcome is not None:
-            known[call.tool_call_id] = outcome
+            known[call.tool_call_id] = Known(outcome=outcome, by="lookup")
 
     with anyio.move_on_after(timeout_s):
         async with anyio.create_task_group() as group:

@@ -5,7 +5,6 @@ finished is recorded in one commit; calls that this made runnable get their rows
 commit. Within a step, tools that allow it run side by side; one that does not runs alone.
 """
 
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 import anyio
@@ -15,6 +14,7 @@ from perdure.engine.breakpoints import is_held
 from perdure.engine.closing import invocation_of
 from perdure.engine.draft import Draft
 from perdure.engine.held import Finished, HeldRun
+from perdure.engine.invoking import clarify, fetch_args, looked_up, time_limit_s
 from perdure.engine.journal import STEP_TOOLS
 from perdure.engine.ports import LocalStep, Place, PlannerFailure, ToolOutcome
 from perdure.engine.results import (
@@ -31,8 +31,6 @@ from perdure.engine.snapshot import OpenCall
 from perdure.engine.spawning import draft_call_child
 from perdure.engine.steps import settle
 from perdure.engine.view import RunView
-from perdure.protocol.codec import decode
-from perdure.protocol.errors import Unavailable
 from perdure.protocol.events import TimeoutEvent
 from perdure.protocol.failures import Failure, FailureCode
 from perdure.protocol.plain import no_entries, no_items
@@ -53,6 +51,7 @@ class Effects:
 
     attempt: HeldRun
     unrecorded: list[Finished] = field(default_factory=no_items)
+    is_over: bool = False
     in_flight: dict[str, ToolSpec] = field(default_factory=no_entries)
     starved: ToolSpec | None = None
     """The tool of a call that could run at once but for a place."""
@@ -112,7 +111,7 @@ class Effects:
         lost += [call for call in self._view.snapshot.open_calls.values() if call.overdue]
         if lost:
             for call in lost:
-                self.unrecorded.append(await self._clarify(call))
+                self.unrecorded.append(await clarify(self.attempt, call))
             return
         if self._view.snapshot.open_calls:
             await self.attempt.judge.learn_open(self.attempt.around.core.directory, self._view)
@@ -190,7 +189,7 @@ class Effects:
                 continue
             if not spec.parallel and (chosen or self.in_flight):
                 break
-            place = tools.reserve(spec, self._timeout_s(spec))
+            place = tools.reserve(spec, time_limit_s(self.attempt, spec))
             if place is None:
                 self.starved = spec
                 continue
@@ -305,13 +304,13 @@ class Effects:
         around = self.attempt.around
         number = self._view.executions_of(call.tool_call_id).count
         try:
-            await self._fetch_args(call)
+            await fetch_args(self.attempt, call)
             spec = self.in_flight[call.tool_call_id]
             invocation = invocation_of(
                 self._view,
                 call,
                 spec,
-                timeout_s=self._timeout_s(spec),
+                timeout_s=time_limit_s(self.attempt, spec),
                 on_late=lambda late: self._came_late(call, number, late),
                 body=self._step_of(call),
                 place=self._places.get(call.tool_call_id),
@@ -326,61 +325,20 @@ class Effects:
                 place.give_back()
             self._bell.set()
 
-    async def _fetch_args(self, call: OpenCall) -> None:
-        if call.args_ref is None or call.args is not None:
-            return
-        core, tenant = self.attempt.around.core, self._view.facts.tenant_id
-        data: bytes | None = None
-        while True:
-            with suppress(Unavailable):
-                data = await core.reader.read_blob(tenant, call.args_ref.digest)
-                break
-            self.attempt.check_lease()
-            await anyio.sleep(core.settings.poll_interval_s)
-        if data is None:
-            raise LookupError(f"the arguments {call.args_ref.digest} are not stored")
-        call.args = decode(data)
-
-    def _timeout_s(self, spec: ToolSpec) -> float:
-        """Return the shorter of what the tool and the run allow, else the default."""
-        of_tool, of_run = spec.timeout_s, self._view.facts.options.timeouts.tool_s
-        if of_tool is not None and of_run is not None:
-            return min(of_tool, of_run)
-        given = of_run if of_tool is None else of_tool
-        return self.attempt.around.core.settings.tool_timeout_s if given is None else given
-
     def _came_late(self, call: OpenCall, execution: int, outcome: ToolOutcome) -> None:
         """Take the result of an execution that was given up: evidence, or a closing's result."""
         finished = Finished(call=call, execution=execution, outcome=outcome)
         open_still = call.tool_call_id in self._view.snapshot.open_calls
         is_stopped = self.attempt.lease.scope.cancel_called  # `stopped` names a deadline later
-        if is_stopped and open_still and not self.attempt.released:
+        may_be_recorded = not (self.attempt.released or self.is_over)
+        if is_stopped and open_still and may_be_recorded:
             self.unrecorded.append(finished)
         else:
             self.attempt.around.on_late(finished, self._view, self.attempt.lease)
 
-    async def _clarify(self, call: OpenCall) -> Finished:
-        """Find out about an execution whose worker is gone (R-5.7)."""
-        number = self._view.executions_of(call.tool_call_id).count
-        tools = self.attempt.around.tools
-        spec = tools.find(call.tool, call.version)
-        if spec is not None and spec.has_lookup:
-            await self._fetch_args(call)
-            self.attempt.check_lease()
-            known = await tools.lookup(
-                invocation_of(self._view, call, spec, timeout_s=self._timeout_s(spec))
-            )
-            if known is not None:
-                return Finished(call=call, execution=number, outcome=known, source="lookup")
-        reason = "the worker was lost while the call ran"
-        if call.overdue:
-            reason = "no callback came in time"
-        outcome = runtime_result(ToolCallStatus.UNKNOWN, FailureCode.TOOL_OUTCOME_UNKNOWN, reason)
-        return Finished(call=call, execution=number, outcome=outcome, source="lost")
-
     async def _record(self) -> list[OpenCall]:
         """Commit what has finished; return the calls that were dispatched by the same commit."""
-        batch = [await self._looked_up(item) for item in self.unrecorded]
+        batch = [await looked_up(self.attempt, item) for item in self.unrecorded]
         self.unrecorded = [*batch]  # its own list: calls end while the commit is being written
         draft = self.attempt.draft()
         surpassed: list[Finished] = []  # their result came by callback, before they ended
@@ -397,24 +355,19 @@ class Effects:
             return []
         for item in surpassed:
             self.attempt.around.on_late(item, self._view, self.attempt.lease)
-        done = {id(item) for item in batch}
-        self.unrecorded = [item for item in self.unrecorded if id(item) not in done]
+        self.settle(batch)
         return dispatched
 
-    async def _looked_up(self, item: Finished) -> Finished:
-        """Ask the tool once more when its execution ended with an unknown outcome."""
-        if item.outcome.result.status is not ToolCallStatus.UNKNOWN or item.source != "tool":
-            return item
-        tools = self.attempt.around.tools
-        spec = tools.find(item.call.tool, item.call.version)
-        if spec is None or not spec.has_lookup:
-            return item
-        known = await tools.lookup(
-            invocation_of(self._view, item.call, spec, timeout_s=self._timeout_s(spec))
-        )
-        if known is None:
-            return item
-        return Finished(call=item.call, execution=item.execution, outcome=known, source="lookup")
+    def settle(self, recorded: list[Finished]) -> None:
+        """Forget what a commit has written; what came while it was written is not in it."""
+        done = {id(item) for item in recorded}
+        self.unrecorded = [item for item in self.unrecorded if id(item) not in done]
+
+    def end(self) -> list[Finished]:
+        """Return what no commit of this attempt writes any more; what comes from now on is late."""
+        self.is_over = True
+        left, self.unrecorded = self.unrecorded, []
+        return left
 
     def _draft_finished(self, draft: Draft, item: Finished) -> None:
         """Draft a result, another try, or the question what happened."""
@@ -428,7 +381,7 @@ class Effects:
             draft.add(
                 TimeoutEvent(
                     subject="tool",
-                    limit_ms=round(self._timeout_s(spec) * 1000),
+                    limit_ms=round(time_limit_s(self.attempt, spec) * 1000),
                     tool_call_id=call.tool_call_id,
                 )
             )

@@ -6,8 +6,8 @@ from perdure.engine.closing import begun_calls, close_run, look_up_open
 from perdure.engine.core import Core
 from perdure.engine.draft import Draft
 from perdure.engine.load import load_view
-from perdure.engine.ports import ToolOutcome, ToolRunner
-from perdure.engine.results import add_result, runtime_result
+from perdure.engine.ports import ToolRunner
+from perdure.engine.results import Known, add_result, runtime_result
 from perdure.engine.resuming import go_on
 from perdure.engine.unheld import intervene
 from perdure.protocol.events import ResumeEvent, TimeoutEvent
@@ -90,7 +90,7 @@ async def expire_interrupt(
 
 async def _known_at_the_end(
     core: Core, run_id: str, tools: ToolRunner | None
-) -> dict[str, ToolOutcome] | None:
+) -> dict[str, Known] | None:
     """Return what tools know of calls that were begun; None: only another process can ask them."""
     row = await core.reader.find_run(None, run_id)
     if row is None or row.hot.lease_owner is not None:

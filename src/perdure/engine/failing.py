@@ -7,7 +7,8 @@ from typing import cast
 from perdure.engine.blame import trace_in_code
 from perdure.engine.core import Core
 from perdure.engine.draft import Draft
-from perdure.engine.ports import AuthorError, Chance, ToolOutcome
+from perdure.engine.ports import AuthorError, Chance
+from perdure.engine.results import Known
 from perdure.engine.steps import fail
 from perdure.engine.values import short
 from perdure.protocol.errors import TooLarge
@@ -43,7 +44,7 @@ def told_of(core: Core, run_id: str, error: Exception) -> str:
 
 
 def draft_failed_attempt(
-    draft: Draft, error: Exception, reason: str, known: Mapping[str, ToolOutcome], chance: Chance
+    draft: Draft, error: Exception, reason: str, known: Mapping[str, Known], chance: Chance
 ) -> None:
     """Draft another attempt later, or the end of the run when there were enough.
 

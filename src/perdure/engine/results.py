@@ -20,6 +20,7 @@ from perdure.protocol.events import (
 )
 from perdure.protocol.failures import Failure, FailureCode, Stage
 from perdure.protocol.ids import ARTIFACT, INTERRUPT
+from perdure.protocol.plain import value
 from perdure.protocol.states import Answer, InterruptKind, ToolCallStatus
 from perdure.protocol.tools import ToolResult
 from perdure.store.commits import CallUpdate, ExecutionEnd, NewArtifact, NewCallback, NewInterrupt
@@ -29,6 +30,14 @@ ResultSource = Literal["tool", "lookup", "person", "runtime", "policy", "callbac
 
 UNKNOWN_TOOL = "unknown"
 """How tools that nobody registered are counted."""
+
+
+@value
+class Known:
+    """The outcome of a call that has not ended in the log yet, and who knows it."""
+
+    outcome: ToolOutcome
+    by: ResultSource
 
 
 def runtime_result(status: ToolCallStatus, code: FailureCode, reason: str) -> ToolOutcome:

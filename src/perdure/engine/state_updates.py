@@ -50,13 +50,14 @@ async def update_state(core: Core, run_id: str, wish: StateWish) -> Updated:
     for another state or reason.
     """
     state = clean(wish.state)
-    found = list[Updated]()
+    before: Updated | None = None
+    seq = 0
 
     def change(row: RunRow, draft: Draft) -> bool:
+        nonlocal before, seq
         snapshot = draft.view.snapshot
         before = _replay(snapshot, run_id, state, wish)
         if before is not None:
-            found.append(before)
             return False
         _check_waits(row, snapshot)
         if draft.keep(state).ref is not None:
@@ -67,13 +68,15 @@ async def update_state(core: Core, run_id: str, wish: StateWish) -> Updated:
         seq = draft.add(CustomEvent(name=STATE_UPDATE_EVENT_NAME, value=value))
         leave_as_it_is(row, draft)
         draft.with_checkpoint = True
-        found.append(Updated(seq=seq, replayed=False))
         return True
 
-    await intervene(core, run_id, change)
-    if not found:
+    if await intervene(core, run_id, change) is not None:
+        return Updated(seq=seq, replayed=False)
+    if before is not None:
+        return before
+    if await core.reader.find_run(None, run_id) is None:
         raise NotFound("there is no such run")
-    return found[-1]
+    raise Conflict("the run is over: fork it with another state")
 
 
 def _replay(

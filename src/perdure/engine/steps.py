@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from perdure.engine.breakpoints import open_due
 from perdure.engine.closing import close_run, end_transition
 from perdure.engine.draft import Draft
-from perdure.engine.ports import ToolOutcome
+from perdure.engine.results import Known
 from perdure.engine.snapshot import RunSnapshot
 from perdure.protocol.failures import Failure, FailureCode, Stage
 from perdure.protocol.states import (
@@ -85,7 +85,7 @@ def finish_step(draft: Draft) -> None:
         draft.move(Transition.NEXT_STEP)
 
 
-def fail(draft: Draft, failure: Failure, *, known: Mapping[str, ToolOutcome] | None = None) -> None:
+def fail(draft: Draft, failure: Failure, *, known: Mapping[str, Known] | None = None) -> None:
     """Draft the failure of a held run in planning or executing."""
     why = end_transition(draft.view.snapshot.state, failure)
     close_run(draft, why, failure, known=known)

@@ -37,6 +37,10 @@ REPORTED_MAX = 1000
 TOOK_EFFECT = frozenset({ToolCallStatus.SUCCEEDED, ToolCallStatus.PARTIAL})
 
 
+_WORDS = ("not_started", "failed", "unknown", "succeeded")
+"""What can have become of undoing a call, by how much may have been done."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Undo:
     """One call that is to be undone. `tries` are its `compensation` events, in order."""
@@ -250,9 +254,17 @@ async def _with_runs_below(
         undid = own and child.hot.code is FailureCode.RUN_CANCELLED
         if child.facts.detached or child.hot.state not in TERMINAL or undid:
             continue
-        known = {**undone, **await _undone_by(core, child)}
+        known = strongest(undone, await _undone_by(core, child))
         async for below in _with_runs_below(core, child, known):
             yield below
+
+
+def strongest(some: Mapping[str, str], others: Mapping[str, str]) -> dict[str, str]:
+    """Return what became of undoing each call that two runs told of: undone by one is undone."""
+    told = dict(some)
+    for call, word in others.items():
+        told[call] = max(word, told.get(call, word), key=_WORDS.index)
+    return told
 
 
 async def _children(core: Core, run_id: str) -> AsyncIterator[RunRow]:

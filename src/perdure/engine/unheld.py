@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import anyio
 
-from perdure.engine.aside import needs_repair, put_aside
+from perdure.engine.aside import put_aside_unless_over
 from perdure.engine.committer import announce
 from perdure.engine.core import Core
 from perdure.engine.counting import count_draft
@@ -46,7 +46,7 @@ async def intervene(
 
     `draft_change` fills the draft and returns False when there is nothing to write; it is called
     again on a fresh view whenever somebody else wrote first, and may raise to refuse. Returns
-    None when the run does not exist or nothing was to be written.
+    None when the run does not exist, has lost its history, or nothing was to be written.
 
     Raises Conflict when the run moved on at every try, or is put aside for repair: one that is
     damaged is put aside by this.
@@ -59,7 +59,7 @@ async def intervene(
             raise Conflict("the run is put aside for repair")
         view = await _view_of(core, row)
         if view is None:
-            continue
+            return None
         draft = unheld_draft(core, view, row)
         if row.hot.waiting_since is not None or row.hot.wake_at is not None:
             draft.now = await core.reader.now()
@@ -78,18 +78,16 @@ async def intervene(
 
 
 async def _view_of(core: Core, row: RunRow) -> RunView | None:
-    """Return a run's view, None when somebody wrote to it while it was read: then what was read may
-    be of two moments, before and after its history was dropped. A damaged one is put aside.
+    """Return a run's view; a damaged run is put aside.
+
+    None when the run is over or deleted by now: it was read while its history was dropped.
     """
-    run_id, seq = row.facts.run_id, row.hot.last_seq
+    run_id = row.facts.run_id
     try:
         return await load_view(core, row, with_messages=False)
     except Incompatible as error:
         raise NotCarriedOn(f"this release cannot carry the run on: {error}") from error
     except Damaged as error:
         damaged = error
-    await put_aside(core, run_id, damaged, seq=seq)
-    now = await core.reader.find_run(None, run_id)
-    if now is not None and now.hot.last_seq != seq and now.hot.parked_on != ParkedOn.REPAIR:
-        return None
-    raise needs_repair(run_id, damaged) from damaged
+    await put_aside_unless_over(core, run_id, damaged, seq=row.hot.last_seq)
+    return None

@@ -10,7 +10,6 @@ hand back; after the grace period what is left is released as it stands.
 """
 
 import logging
-from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,10 +25,10 @@ from perdure.engine.continuing import comes_too_early, pause_for_origin_s
 from perdure.engine.core import Core
 from perdure.engine.failing import first_of, log_failed
 from perdure.engine.heartbeat import Heartbeat
-from perdure.engine.held import Finished, Surroundings
+from perdure.engine.held import Surroundings
 from perdure.engine.incompatible import VersionGone, end_incompatible
 from perdure.engine.judging import Judge
-from perdure.engine.late import late_result
+from perdure.engine.late import LateResults
 from perdure.engine.lease import Lease, LeaseGone, Stop
 from perdure.engine.load import Damaged, load_claimed
 from perdure.engine.maintenance import Maintenance
@@ -37,11 +36,10 @@ from perdure.engine.notices import Notices
 from perdure.engine.ports import AgentCatalog, Notifier, Policy, ToolRunner
 from perdure.engine.retention import Retention
 from perdure.engine.returning import return_by_policy
-from perdure.engine.view import RunView
 from perdure.protocol.agents import AgentCard
 from perdure.protocol.base import RUNTIME_VERSION
 from perdure.protocol.codec import digest
-from perdure.protocol.errors import PerdureError, StoreFull, Unavailable
+from perdure.protocol.errors import PerdureError, Unavailable
 from perdure.protocol.ids import WORKER
 from perdure.protocol.schema import Incompatible
 from perdure.signals.ports import CANCEL_TOPIC, QUEUE_TOPIC, Wakeup
@@ -49,16 +47,14 @@ from perdure.store.requests import (
     AgentRegistration,
     Claimed,
     ClaimWant,
-    LateResult,
     LeaseKey,
     ToolRegistration,
 )
 
 log = logging.getLogger(__name__)
 
-RELEASE_PAUSES_S = (0.02, 0.1, 0.4)
-LATE_MAX = 10_000
-"""So many late results wait for the store at most; the oldest is given up."""
+RELEASE_PAUSES_S = (0.0, 0.02, 0.1, 0.4)
+"""How long to wait before each try to give leases back whose rows may be busy."""
 UNKNOWN_MAX = 1000
 """So many leases are looked at when a claim's answer was lost."""
 
@@ -77,8 +73,7 @@ class Worker:
     beside: Sequence[Callable[[], Coroutine[Any, Any, None]]] = ()
     """What else this process does until the worker is drained."""
     _leases: dict[str, Lease] = field(default_factory=dict[str, Lease])
-    _late: deque[LateResult] = field(default_factory=deque[LateResult])
-    _late_bell: anyio.Event = field(default_factory=anyio.Event)
+    _late: LateResults = field(init=False)
     _drain: anyio.Event = field(default_factory=anyio.Event)
     _freed: anyio.Event = field(default_factory=anyio.Event)
     _claim_sent: float = 0.0
@@ -90,6 +85,7 @@ class Worker:
 
     def __post_init__(self) -> None:
         self.worker_id = self.worker_id or self.core.ids.new(WORKER)
+        self._late = LateResults(self.core)
 
     def drain(self) -> None:
         """Ask the worker to stop: no new claims, held runs handed back at their next boundary."""
@@ -113,7 +109,7 @@ class Worker:
             committer=committer,
             tools=self.tools,
             worker_id=self.worker_id,
-            on_late=self._keep_late,
+            on_late=self._late.keep,
             on_cleared=self._look_again,
         )
         compensator = Compensator(self.core, self.tools)
@@ -121,7 +117,7 @@ class Worker:
             services.start_soon(committer.run)
             services.start_soon(self.heartbeat.run, self)
             services.start_soon(self._heed_cancels)
-            services.start_soon(self._write_late)
+            services.start_soon(self._late.run)
             services.start_soon(compensator.run)
             notices = Notices(self.core, self.notifier)
             services.start_soon(notices.run)
@@ -140,7 +136,7 @@ class Worker:
                     drained.start_soon(compensator.drain_within, self.core.settings.drain_grace_s)
                     await self._drain_attempts()
                 attempts.cancel_scope.cancel()
-            await self._flush_late()
+            await self._late.flush()
             services.cancel_scope.cancel()
 
     async def _register(self) -> None:
@@ -203,12 +199,14 @@ class Worker:
                 return []
         except PerdureError as error:
             log.warning("claim failed: %s", error)
-            settings = self.core.settings
-            self._doubtful_until = self.core.clock.monotonic() + settings.lease_ttl_s
+            self._doubt_claims()
             await anyio.sleep(self.core.settings.poll_interval_s)
             return []
         self.core.metrics.engine.claims.inc(len(claimed))
         return claimed
+
+    def _doubt_claims(self) -> None:
+        self._doubtful_until = self.core.clock.monotonic() + self.core.settings.lease_ttl_s
 
     @property
     def _look_again_in_s(self) -> float:
@@ -234,7 +232,7 @@ class Worker:
             unknown = [key for key in held if key not in known]
             if unknown:
                 log.warning("%d runs of a claim without answer are handed back", len(unknown))
-                await self.core.store.release_runs(self.worker_id, unknown)
+                await self._release(unknown)
         except PerdureError as error:
             log.warning("what a failed claim took is not known yet: %s", error)
 
@@ -262,7 +260,8 @@ class Worker:
         """Release what cannot be trusted; a lease that ran out would count against the runs."""
         log.warning("%d runs were claimed too late and are handed back", len(claimed))
         keys = [LeaseKey(run_id=item.row.facts.run_id, token=item.token) for item in claimed]
-        await self._release(keys)
+        if not await self._release(keys):
+            self._doubt_claims()
 
     def _hold(self, claimed: Claimed) -> Lease:
         lease = Lease(
@@ -308,8 +307,8 @@ class Worker:
             if lease.suspected:
                 self._look_again()
             if attempt is not None:
-                for item in attempt.effects.unrecorded:
-                    self._keep_late(item, attempt.view, lease)
+                for item in attempt.effects.end():
+                    self._late.keep(item, attempt.view, lease)
 
     async def _begin(self, around: Surroundings, claimed: Claimed, lease: Lease) -> Attempt | None:
         facts = claimed.row.facts
@@ -448,51 +447,28 @@ class Worker:
         if keys:
             await self._release(keys)
 
-    async def _release(self, keys: list[LeaseKey]) -> None:
-        """Give leases back, busy rows at a later try: a lease that runs out counts against its run."""
-        given = 0
+    async def _release(self, leases: list[LeaseKey]) -> bool:
+        """Give leases back, busy rows at a later try: one that runs out counts against its run.
+
+        Tell whether none is held any more.
+        """
+        left, given = leases, 0
         try:
             for pause_s in RELEASE_PAUSES_S:
-                given += await self.core.store.release_runs(self.worker_id, keys)
-                if given >= len(keys):
-                    break
                 await anyio.sleep(pause_s)
+                given += await self.core.store.release_runs(self.worker_id, left)
+                if given == len(leases):
+                    break
+                held = await self.core.reader.leases_of(self.worker_id, UNKNOWN_MAX)
+                left = [key for key in left if key in held]
+                if not left:
+                    break
         except PerdureError as error:
-            log.warning("%d leases are left to run out: %s", len(keys), error)
-        else:
-            log.info("%d of %d runs are handed back", given, len(keys))
-            self.core.signals.publish(QUEUE_TOPIC)
-
-    # -- late results
-
-    def _keep_late(self, item: Finished, view: RunView, lease: Lease) -> None:
-        if len(self._late) >= LATE_MAX:
-            lost = self._late.popleft()
-            log.error("a late result of %s is given up: the store takes none", lost.run_id)
-        self._late.append(late_result(item, view, lease))
-        self._late_bell.set()
-
-    async def _write_late(self) -> None:
-        while True:
-            await self._flush_late()
-            self._late_bell = anyio.Event()
-            if not self._late:
-                await self._late_bell.wait()
-
-    async def _flush_late(self) -> None:
-        while self._late:
-            late = self._late[0]
-            try:
-                await self.core.store.record_late(late)
-                self.core.metrics.engine.late_writes.inc()
-            except (Unavailable, StoreFull) as error:
-                log.warning("a late result waits for the store: %s", error)
-                await anyio.sleep(self.core.settings.poll_interval_s)
-                return
-            except PerdureError:
-                log.exception("a late result of %s cannot be recorded", late.run_id)
-            if self._late and self._late[0] is late:
-                self._late.popleft()
+            log.warning("%d leases are left to run out: %s", len(leases) - given, error)
+            return False
+        log.info("%d of %d runs are handed back", given, len(leases))
+        self.core.signals.publish(QUEUE_TOPIC)
+        return given == len(leases) or not left
 
 
 def _card_json(card: AgentCard) -> JsonValue:
