@@ -56,7 +56,7 @@ def test_a_run_that_nobody_carries_out_times_out_and_stays(perdure: Program) -> 
 
 
 def test_a_cancel_of_a_run_that_has_ended_says_so(perdure: Program) -> None:
-    """R-9.1: it changes nothing, and is no error."""
+    """R-9.1: it changes nothing, and is no error, unless something was to be undone."""
     ended = perdure("run", "echo", "--json", *HERE).json["run_id"]
     done = perdure("runs", "cancel", ended)
     assert done.code == 0
@@ -64,6 +64,14 @@ def test_a_cancel_of_a_run_that_has_ended_says_so(perdure: Program) -> None:
     waits = perdure("run", "asks", "--json", *HERE).json["run_id"]
     for _ in range(2):
         assert perdure("runs", "cancel", waits).err == ""
+    for late in (ended, waits):
+        for wish in ("--compensate", "--discard-artifacts"):
+            done = perdure("runs", "cancel", late, wish)
+            assert done.code == ExitCode.CONFLICT
+            assert "nothing was undone: the run had ended before" in done.err
+    asked = perdure("run", "asks", "--json", *HERE).json["run_id"]
+    for _ in range(2):  # what was asked in time is no news
+        assert perdure("runs", "cancel", asked, "--compensate").code == 0
 
 
 def test_a_run_without_wait_returns_at_once(perdure: Program) -> None:

@@ -45,7 +45,10 @@ def test_sleeps_plans_undoing_and_handing_over_can_be_read(perdure: Program) -> 
     run_id = perdure("runs", "list", "--agent", "rests", "--json").json["items"][0]["run_id"]
     perdure("run", "helper", *HERE)  # its worker carries the answered run on, too
     perdure("runs", "cancel", run_id, "--compensate", "--reason", "no tea")
-    perdure("run", "helper", *HERE)  # and undoes it
+    for _ in range(50):  # and undoes it; at times another one comes to write the end
+        perdure("run", "helper", *HERE)
+        if perdure("runs", "show", run_id, "--json").json["state"] == "failed":
+            break
     lines = _lines(perdure, run_id)
     for line in (
         'plan revision 1: rest (in_progress)\nagent state: "rested"\nsleeps 0.01 s\n',
@@ -54,8 +57,11 @@ def test_sleeps_plans_undoing_and_handing_over_can_be_read(perdure: Program) -> 
         "cancel by local, undoing its effects: no tea\n",
         "undoing tc_… started\n",
         'undoing tc_… succeeded: undone="order 1"\n',
+        "; in the world: order succeeded, undoing succeeded\n",
     ):
         assert line in lines
+    shown = perdure("runs", "show", run_id).out
+    assert re.search(r"^order +succeeded +- +succeeded +tc_", shown, re.MULTILINE)
 
     run_id = perdure("run", "hands_over", *HERE).json["run_id"]
     assert "hands_over hands over to helper 1: it knows better\n" in _lines(perdure, run_id)
@@ -74,6 +80,15 @@ def test_failures_of_children_compensations_and_planners_say_why() -> None:
     assert refused == "child of helper refused: TOOL_ERROR no luck"
     told = _line("child", phase="result", child_run_id="r1", state="failed", failure=failure)
     assert told == "child r1 failed: TOOL_ERROR no luck"
+    effects = [
+        {"tool": "book", "status": "succeeded", "external_ref": "b-1", "compensation": "failed"},
+        {"tool": "mail", "status": "unknown"},
+    ]
+    failure["reason"] = "long " * 100
+    assert _line("state", state="failed", failure=failure, effects=effects).endswith(
+        "…; in the world: book succeeded (external reference b-1), undoing failed; mail unknown"
+    )
+    failure["reason"] = "no luck"
     undone = _line("compensation", tool_call_id="t", status="failed", again=True, error=failure)
     assert undone == "undoing t failed, is tried again: TOOL_ERROR no luck"
 

@@ -187,9 +187,11 @@ def undone(report: list[dict[str, Any]]) -> dict[str, str]:
 
 
 async def test_calls_are_undone_in_reverse_and_the_end_tells_what_remains(
-    url: str, zoo: ToolZoo
+    url: str, zoo: ToolZoo, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """R-9.4: each try is in the log before and after, under a key of its own (R-5.6)."""
+    """R-9.4: each try is in the log before and after, under a key of its own (R-5.6). What stays
+    is told to operators, too (R-17.3).
+    """
     shop = Shop(down=1)
     zoo.registry.add(*shop.tools())
     script = [
@@ -213,6 +215,12 @@ async def test_calls_are_undone_in_reverse_and_the_end_tells_what_remains(
         assert told.pop(None) == "not_needed"  # what a person was still asked about
         expected = {"o-d": "succeeded", "o-c": "none", "o-b": "failed", "o-a": "succeeded"}
         assert told == expected
+        stays = [one.getMessage() for one in caplog.records if "stays" in one.getMessage()]
+        assert ["o-b" in text for text in stays] == [True, False]
+        assert f"run {run_id}: what shout did stays: undoing it: none" in stays[1]
+        counted = engine.core.metrics.text().decode()
+        for status, count in (("succeeded", 2.0), ("failed", 1.0), ("none", 1.0)):
+            assert f'perdure_compensations_total{{status="{status}"}} {count}' in counted
         events = await engine.events(run_id)
         tries = data_of(events, CompensationEvent)
         assert [(item.status, item.number, item.again) for item in tries[:4]] == [

@@ -24,8 +24,9 @@ from perdure.service import base
 from perdure.service.base import Service
 from perdure.service.events import Projector
 from perdure.service.principal import LOCAL
+from perdure.service.steps import list_steps
 from perdure.service.tool_calls import list_tool_calls
-from perdure.testing.embedded import SETTINGS, call, new_worker, scripted
+from perdure.testing.embedded import SETTINGS, call, calls, new_worker, scripted
 from perdure.testing.tools import ToolZoo
 from tests.flow.world import data_of, flow
 
@@ -87,6 +88,22 @@ async def test_tools_that_a_model_made_up_make_no_series_of_their_own(
         assert "made_up_17" not in text
         (count,) = [line for line in text.splitlines() if "commit_seconds_count" in line]
         assert float(count.split()[-1]) > 0
+
+
+async def test_a_call_that_runs_is_told_as_running_among_the_items_of_its_step(
+    url: str, zoo: ToolZoo
+) -> None:
+    """R-1.3: no event tells that it began, its row does."""
+    script = [calls(("hang", {}), ("pay", {"amount": 1})), Finish(answer=1)]
+    async with flow(url, [scripted("one", script, tools=["hang", "pay"])], zoo) as engine:
+        run_id = await engine.submit("one")
+        await zoo.wait_started("hang")
+        steps = await list_steps(Service(core=engine.core), LOCAL, run_id, after=-1, limit=9)
+        told = {item.name: item.status for item in steps.items[0].items if item.kind == "tool"}
+        assert told == {"hang": "running", "pay": "awaiting_approval"}
+        zoo.open_gate()
+        await engine.cancel(run_id)
+        await engine.wait_terminal(run_id)
 
 
 async def test_two_followers_see_one_status_whenever_they_began(url: str) -> None:

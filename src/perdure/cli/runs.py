@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Annotated
 
 import typer
-from pydantic import ValidationError
+from pydantic import JsonValue, ValidationError
 
 from perdure.cli import going_on, parts
 from perdure.cli.options import (
@@ -22,17 +22,18 @@ from perdure.cli.options import (
 )
 from perdure.cli.showing import (
     fields_of_run,
+    print_calls,
+    print_effects,
     print_event,
     print_raw,
     short_fields_of_run,
     was_cancelled,
 )
-from perdure.engine.journal import STEP_TOOLS
+from perdure.ops.exits import ExitCode
 from perdure.ops.output import (
     note,
     print_fields,
     print_json,
-    print_line,
     print_table,
 )
 from perdure.protocol.base import format_time
@@ -42,12 +43,14 @@ from perdure.protocol.runs import Run
 from perdure.protocol.states import (
     TERMINAL,
     CancelAction,
+    CancelOption,
     InterruptKind,
     InterruptStatus,
     RunState,
 )
 from perdure.service import runs as service_runs
 from perdure.service.base import Service, Slice, own_run
+from perdure.service.effects import effects_left
 from perdure.service.events import EncodedEvent, follow_run, read_page, starting_point
 from perdure.service.principal import LOCAL
 from perdure.service.runs import ContinueRequest
@@ -124,40 +127,23 @@ def show(
     db: Db = None,
     json: Json = False,
 ) -> None:
-    """Show a run with its answer or failure, and its tool calls."""
+    """Show a run with its answer or failure, its tool calls, and what a cancel has left."""
     if tree:
         _show_tree(run, db, json=json)
         return
 
-    async def work(service: Service) -> tuple[Run, list[ToolCallView]]:
+    async def work(service: Service) -> tuple[Run, list[ToolCallView], list[dict[str, JsonValue]]]:
         found = await service_runs.get_run(service, LOCAL, run)
         calls = await list_tool_calls(service, LOCAL, run, after=None, limit=_PAGE)
-        return found, calls.items
+        return found, calls.items, await effects_left(service, LOCAL, run)
 
-    found, calls = on_service(db, work)
+    found, calls, effects = on_service(db, work)
     if json:
         print_json(found)
         return
     print_fields(fields_of_run(found))
-    if calls:
-        print_line("")
-        print_table(
-            ("STEP", "TOOL", "STATUS", "EXECUTIONS", "CALL"),
-            [
-                (
-                    call.step_index,
-                    _name_of(call),
-                    call.status,
-                    len(call.executions),
-                    call.tool_call_id,
-                )
-                for call in calls
-            ],
-        )
-
-
-def _name_of(call: ToolCallView) -> str:
-    return f"step {call.planner_call_id}" if call.tool in STEP_TOOLS else call.tool
+    print_calls(calls)
+    print_effects(effects)
 
 
 def _show_tree(run_id: str, db: Db, *, json: bool) -> None:
@@ -318,11 +304,17 @@ def cancel(
     db: Db = None,
     json: Json = False,
 ) -> None:
-    """Ask a run to stop. It ends at once when no worker holds it, else in a moment."""
-    action = CancelAction.ROLLBACK if rollback else None
+    """Ask a run to stop. It ends at once when no worker holds it, else in a moment.
 
-    async def work(service: Service) -> Run:
-        return await service_runs.cancel_run(
+    A run that had ended is left as it is; with --compensate or --discard-artifacts, which it does
+    not heed any more, the exit code is then 5.
+    """
+    action = CancelAction.ROLLBACK if rollback else None
+    wish = CancelOption.of(compensate=compensate, discard_artifacts=discard_artifacts)
+
+    async def work(service: Service) -> tuple[Run, bool]:
+        before = (await own_run(service, LOCAL, run)).hot
+        found = await service_runs.cancel_run(
             service,
             LOCAL,
             run,
@@ -332,11 +324,19 @@ def cancel(
             discard_artifacts=discard_artifacts,
             source="cli",
         )
+        ended_before = before.state in TERMINAL and wish not in before.cancel_options
+        ended_meanwhile = found.state in TERMINAL and not was_cancelled(found)
+        return found, ended_before or ended_meanwhile
 
-    found = on_service(db, work)
+    found, is_late = on_service(db, work)
     print_object(found, short_fields_of_run(found), json=json)
-    if found.state in TERMINAL and not was_cancelled(found):
+    if not is_late:
+        return
+    if wish is CancelOption.NONE:
         note(f"the run had ended before ({found.status}): there was nothing left to cancel")
+        return
+    note(f"nothing was undone: the run had ended before ({found.status})")
+    raise typer.Exit(ExitCode.CONFLICT)
 
 
 @app.command("continue")

@@ -1,14 +1,19 @@
 """Runs and events as commands print them."""
 
+from collections.abc import Mapping, Sequence
+
+from pydantic import JsonValue
+
 from perdure.cli.options import print_page
-from perdure.ops.output import json_text, print_line
+from perdure.engine.journal import STEP_TOOLS
+from perdure.ops.output import json_text, print_line, print_table
 from perdure.ops.timeline import line_of
 from perdure.protocol.base import format_time
 from perdure.protocol.failures import FailureCode
 from perdure.protocol.runs import Run
 from perdure.service.base import Slice
 from perdure.service.events import EncodedEvent, as_view
-from perdure.service.views import StateFieldView
+from perdure.service.views import StateFieldView, ToolCallView
 
 
 def short_fields_of_run(run: Run) -> list[tuple[str, object]]:
@@ -39,6 +44,47 @@ def fields_of_run(run: Run) -> list[tuple[str, object]]:
         ("failure", failure),
         ("answer", run.answer),
     ]
+
+
+def print_calls(calls: Sequence[ToolCallView]) -> None:
+    """Print the calls of a run; of those that failed why."""
+    if not calls:
+        return
+    print_line("")
+    print_table(
+        ("STEP", "TOOL", "STATUS", "EXECUTIONS", "CALL", "ERROR"),
+        [
+            (
+                call.step_index,
+                f"step {call.planner_call_id}" if call.tool in STEP_TOOLS else call.tool,
+                call.status,
+                len(call.executions),
+                call.tool_call_id,
+                "" if call.error is None else f"{call.error.code}: {call.error.reason}",
+            )
+            for call in calls
+        ],
+    )
+
+
+def print_effects(effects: Sequence[Mapping[str, JsonValue]]) -> None:
+    """Print what an ended run has left in the world, and what became of undoing it."""
+    if not effects:
+        return
+    print_line("")
+    print_table(
+        ("LEFT BY", "STATUS", "EXTERNAL REFERENCE", "UNDOING", "CALL"),
+        [
+            (
+                effect.get("tool"),
+                effect.get("status"),
+                effect.get("external_ref"),
+                effect.get("compensation", "not asked"),
+                effect.get("tool_call_id"),
+            )
+            for effect in effects
+        ],
+    )
 
 
 def print_raw(event: EncodedEvent) -> None:

@@ -23,6 +23,8 @@ from perdure.protocol.fields import (
 from perdure.protocol.topics import PUBLISHED_EVENT_NAME
 
 TEXT_CHARACTERS_MAX = 200
+WHY_CHARACTERS_MAX = 90
+"""So much of a reason is shown before what a run has left in the world."""
 
 _QUIET = frozenset({"step", "usage", "delta"})
 
@@ -59,7 +61,20 @@ def _text(data: dict[str, JsonValue], name: str) -> str:
 def _state(data: dict[str, JsonValue]) -> str:
     failure = data.get("failure")
     why = f": {_failure(failure)}" if isinstance(failure, dict) else ""
-    return f"state {_text(data, 'state')}{why}"
+    effects = data.get("effects")
+    if not isinstance(effects, list) or not effects:
+        return f"state {_text(data, 'state')}{why}"
+    left = "; ".join(effect_text(effect) for effect in effects if isinstance(effect, dict))
+    return f"state {_text(data, 'state')}{short(why, WHY_CHARACTERS_MAX)}; in the world: {left}"
+
+
+def effect_text(effect: dict[str, JsonValue]) -> str:
+    """Return what a call of an ended run has left, and what became of undoing it if that was asked."""
+    undoing = effect.get("compensation")
+    told = "" if undoing is None else f", undoing {str(undoing).replace('_', ' ')}"
+    if undoing == "none":
+        told = ", nothing undoes it"
+    return f"{_text(effect, 'tool')} {_text(effect, 'status')}{_external(effect)}{told}"
 
 
 def _failure(failure: dict[str, JsonValue]) -> str:

@@ -25,6 +25,7 @@ from perdure.service.principal import Principal
 from perdure.service.views import StepItem, StepView
 
 _EVENTS_PER_READ = 200
+_CALLS_PER_READ = 200
 
 
 async def list_steps(
@@ -85,7 +86,25 @@ async def _items(service: Service, row: RunRow, steps: list[StepRow]) -> dict[in
             if builder is not None:
                 builder.add(event)
         place = events[-1].seq
+    if any(builder.has_open_call for builder in builders.values()):
+        await _as_they_stand(service, row, builders, steps)
     return {index: builder.items for index, builder in builders.items()}
+
+
+async def _as_they_stand(
+    service: Service, row: RunRow, builders: dict[int, "_Builder"], steps: list[StepRow]
+) -> None:
+    """Give open calls the status of their rows: that one began to run is told by no event."""
+    after: tuple[int, int] | None = (steps[0].index, -1)
+    while after is not None and after[0] <= steps[-1].index:
+        calls = await service.reader.list_tool_calls(
+            row.facts.run_id, after=after, limit=_CALLS_PER_READ
+        )
+        for call in calls:
+            builder = builders.get(call.step_index)
+            if builder is not None and call.result_seq is None:
+                builder.stands(call.tool_call_id, call.status)
+        after = (calls[-1].step_index, calls[-1].ordinal) if calls else None
 
 
 @dataclass(slots=True)
@@ -95,6 +114,17 @@ class _Builder:
     index: int
     items: list[StepItem] = field(default_factory=list[StepItem])
     places: dict[str, int] = field(default_factory=dict[str, int])
+
+    @property
+    def has_open_call(self) -> bool:
+        """Tell whether a call of the step has no result yet."""
+        return any(item.kind == "tool" and item.end_seq is None for item in self.items)
+
+    def stands(self, ref: str, status: str) -> None:
+        """Note how an open call stands."""
+        place = self.places.get(ref)
+        if place is not None and self.items[place].end_seq is None:
+            self.items[place] = self.items[place].model_copy(update={"status": str(status)})
 
     def add(self, event: RecordedEvent) -> None:
         try:

@@ -40,6 +40,7 @@ class EngineMetrics:
     commit_batch: Histogram
     commit_seconds: Histogram
     tool_calls: Counter
+    compensations: Counter
     retries: Counter
     slots_lost: Gauge
     runs_held: Gauge
@@ -124,6 +125,12 @@ def _engine(registry: CollectorRegistry) -> EngineMetrics:
             "perdure_tool_calls",
             "Tool calls that ended, by tool and status.",
             ("tool", "status"),
+            registry=registry,
+        ),
+        compensations=Counter(
+            "perdure_compensations",
+            "Effects of cancelled runs that were to be undone, by what became of it.",
+            ("status",),
             registry=registry,
         ),
         retries=Counter("perdure_retries", "Retries by subject.", ("subject",), registry=registry),
