@@ -1,5 +1,6 @@
 """The service's surroundings, the page every list answers with, and checks all use cases share."""
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -14,6 +15,7 @@ from perdure.store.reader import Backlog, InterruptFilter, Reader
 PAGE_LIMIT_DEFAULT = 50
 PAGE_LIMIT_MAX = 200
 _INTERRUPTS_PAGE = 500
+_READS_MAX = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +78,28 @@ async def own_run(service: Service, principal: Principal, run_id: str) -> RunRow
     if row is None:
         raise NotFound("there is no such run")
     return row
+
+
+async def of_one_version(
+    service: Service, row: RunRow, read: Callable[[RunRow], Awaitable[ItemT]]
+) -> ItemT:
+    """Return what `read` makes of a run's row and of its parts, all as they were at one seq.
+
+    A run that moved meanwhile is read again, `_READS_MAX` times at most: of one that moves all the
+    time the last reading is returned.
+    """
+    found = await read(row)
+    for _ in range(_READS_MAX - 1):
+        now = await service.reader.find_run(row.facts.tenant_id, row.facts.run_id)
+        if now is None or _place(now) == _place(row):
+            break
+        row = now
+        found = await read(row)
+    return found
+
+
+def _place(row: RunRow) -> tuple[int, int, int]:
+    return row.hot.last_seq, row.hot.retained_from_seq, row.hot.attempt
 
 
 def known(prefix: str, text: str, kind: str) -> str:

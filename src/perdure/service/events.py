@@ -328,7 +328,8 @@ async def gap_of(service: Service, row: RunRow, after: int) -> Snapshot | None:
     kept_from = row.hot.retained_from_seq
     if after + 1 >= kept_from:
         return None
-    return Snapshot.model_construct(kept_from=kept_from, run=await view_of(service, row))
+    run = await view_of(service, row)
+    return Snapshot.model_construct(kept_from=run.retained_from_seq, run=run)
 
 
 async def get_event(service: Service, principal: Principal, identifier: str) -> EncodedEvent:

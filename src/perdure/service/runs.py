@@ -38,7 +38,7 @@ from perdure.protocol.states import (
     RunState,
 )
 from perdure.protocol.values import WAIT_SECONDS_MAX, BlobRef
-from perdure.service.base import Service, Slice, check_storable, cut, known, own_run
+from perdure.service.base import Service, Slice, check_storable, cut, known, of_one_version, own_run
 from perdure.service.keys import check_key, check_not_ours
 from perdure.service.principal import Principal
 from perdure.service.threads import own_thread
@@ -283,7 +283,19 @@ async def continue_run(
 
 
 async def view_of(service: Service, row: RunRow, *, whole: bool = False) -> Run:
-    """Return a run as it is shown; `whole` also fetches an input and answer kept as blobs."""
+    """Return a run as it is shown; `whole` also fetches an input and answer kept as blobs.
+
+    What is asked is of the same moment as the row: a run that moved meanwhile is shown as it is now.
+    """
+
+    async def view(row: RunRow) -> Run:
+        return await _view(service, row, whole=whole)
+
+    asks = row.hot.open_interrupts > 0 or row.hot.open_children > 0
+    return await (of_one_version(service, row, view) if asks else view(row))
+
+
+async def _view(service: Service, row: RunRow, *, whole: bool) -> Run:
     facts, hot = row.facts, row.hot
     asked = await _open_interrupts(service, row)
     answer, answer_ref, error = await _ending(service, row)

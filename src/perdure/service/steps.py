@@ -20,7 +20,7 @@ from perdure.protocol.ids import parse_step_id, span_id, step_id
 from perdure.protocol.log import DamagedEvent, RecordedEvent, Unknown
 from perdure.protocol.records import StepRow
 from perdure.protocol.runs import RunRow
-from perdure.service.base import Service, Slice, cut, own_run
+from perdure.service.base import Service, Slice, cut, of_one_version, own_run
 from perdure.service.principal import Principal
 from perdure.service.views import StepItem, StepView
 
@@ -33,11 +33,15 @@ async def list_steps(
 ) -> Slice[StepView]:
     """Return steps with a larger index, in order. Raises NotFound."""
     row = await own_run(service, principal, run_id)
-    found = await service.reader.list_steps(run_id, after=after, limit=limit + 1)
-    steps, more = cut(found, limit)
-    items = await _items(service, row, steps)
-    views = [_view(row, step, items.get(step.index, [])) for step in steps]
-    return Slice(views, str(steps[-1].index) if more else None)
+
+    async def read(row: RunRow) -> Slice[StepView]:
+        found = await service.reader.list_steps(run_id, after=after, limit=limit + 1)
+        steps, more = cut(found, limit)
+        items = await _items(service, row, steps)
+        views = [_view(row, step, items.get(step.index, [])) for step in steps]
+        return Slice(views, str(steps[-1].index) if more else None)
+
+    return await of_one_version(service, row, read)
 
 
 async def get_step(service: Service, principal: Principal, identifier: str) -> StepView:
@@ -46,12 +50,10 @@ async def get_step(service: Service, principal: Principal, identifier: str) -> S
         run_id, index = parse_step_id(identifier)
     except Malformed:
         raise NotFound("there is no such step") from None
-    row = await own_run(service, principal, run_id)
-    found = await service.reader.list_steps(run_id, after=index - 1, limit=1)
-    if not found or found[0].index != index:
+    found = await list_steps(service, principal, run_id, after=index - 1, limit=1)
+    if not found.items or found.items[0].index != index:
         raise NotFound("there is no such step")
-    items = await _items(service, row, found)
-    return _view(row, found[0], items.get(index, []))
+    return found.items[0]
 
 
 def _view(row: RunRow, step: StepRow, items: list[StepItem]) -> StepView:

@@ -15,9 +15,18 @@ from perdure.protocol.failures import Failure, FailureCode, Stage
 from perdure.protocol.ids import TOOL_CALL, step_id
 from perdure.protocol.log import DamagedEvent, RecordedEvent
 from perdure.protocol.records import ExecutionRow, InterruptRow, LateRow, ToolCallRow
+from perdure.protocol.runs import RunRow
 from perdure.protocol.states import ToolCallStatus
 from perdure.protocol.tools import ToolResult
-from perdure.service.base import Service, Slice, cut, interrupts_of, known, own_run
+from perdure.service.base import (
+    Service,
+    Slice,
+    cut,
+    interrupts_of,
+    known,
+    of_one_version,
+    own_run,
+)
 from perdure.service.principal import Principal
 from perdure.service.values import events_at, full
 from perdure.service.views import ExecutionView, LateView, ToolCallView
@@ -36,21 +45,36 @@ async def list_tool_calls(
     limit: int,
 ) -> Slice[ToolCallView]:
     """Return a run's calls in order; large values as references. Raises NotFound."""
-    await own_run(service, principal, run_id)
-    found = await service.reader.list_tool_calls(run_id, after=after, limit=limit + 1)
-    rows, more = cut(found, limit)
-    views = await _views(service, principal, run_id, rows, whole=False)
-    last = rows[-1] if rows else None
-    return Slice(views, f"{last.step_index}.{last.ordinal}" if more and last else None)
+    run = await own_run(service, principal, run_id)
+
+    async def read(_: RunRow) -> Slice[ToolCallView]:
+        found = await service.reader.list_tool_calls(run_id, after=after, limit=limit + 1)
+        rows, more = cut(found, limit)
+        views = await _views(service, principal, run_id, rows, whole=False)
+        last = rows[-1] if rows else None
+        return Slice(views, f"{last.step_index}.{last.ordinal}" if more and last else None)
+
+    return await of_one_version(service, run, read)
 
 
 async def get_tool_call(service: Service, principal: Principal, identifier: str) -> ToolCallView:
     """Return one call with whole values. Raises NotFound."""
+    row = await _find(service, principal, identifier)
+    run = await own_run(service, principal, row.run_id)
+
+    async def read(_: RunRow) -> ToolCallView:
+        now = await _find(service, principal, identifier)
+        return (await _views(service, principal, now.run_id, [now], whole=True))[0]
+
+    return await of_one_version(service, run, read)
+
+
+async def _find(service: Service, principal: Principal, identifier: str) -> ToolCallRow:
     known(TOOL_CALL, identifier, "tool call")
     row = await service.reader.find_tool_call(principal.tenant_id, identifier)
     if row is None:
         raise NotFound("there is no such tool call")
-    return (await _views(service, principal, row.run_id, [row], whole=True))[0]
+    return row
 
 
 class CallbackError(Model):
