@@ -51,6 +51,8 @@ async def asynchronous(*_: Any) -> str:
         saying("yes"),
         saying(PolicyDecision(effect=cast("Any", "maybe"), rule="r", version="v")),
         saying(PolicyDecision(effect="allow", rule=cast("Any", 5), version="v")),
+        saying(PolicyDecision(effect="ask", rule="r", version="v", expires_in_s=1e12)),
+        saying(PolicyDecision(effect="ask", rule="r", version="v", escalate_after_s=1e12)),
         raising(ValueError("no")),
         raising(SystemExit(3)),
         wanting_nothing,

@@ -17,6 +17,7 @@ from pydantic import BaseModel, Field, JsonValue, ValidationError
 
 from perdure.control.policy import DefaultPolicy, Effect
 from perdure.engine.ports import HostedAgent, Policy, PolicyDecision
+from perdure.protocol.durations import WAIT_S_MAX
 from perdure.protocol.runs import RunFacts
 from perdure.protocol.states import OnExpiry
 from perdure.protocol.tools import ToolSpec
@@ -125,9 +126,9 @@ class _Sound(BaseModel):
     rule: str
     reason: str
     approvers: tuple[str, ...]
-    expires_in_s: float | None = Field(gt=0)
+    expires_in_s: float | None = Field(gt=0, le=WAIT_S_MAX)
     on_expiry: OnExpiry
-    escalate_after_s: float | None = Field(default=None, gt=0)
+    escalate_after_s: float | None = Field(default=None, gt=0, le=WAIT_S_MAX)
     escalate_to: tuple[str, ...] = ()
 
 

@@ -11,6 +11,7 @@ from pydantic import JsonValue
 from perdure.engine.ports import HostedAgent, PolicyDecision, ToolGrant
 from perdure.protocol.base import PRINCIPAL_LOCAL
 from perdure.protocol.codec import digest
+from perdure.protocol.durations import WAIT_S_MAX, checked_s
 from perdure.protocol.runs import RunFacts
 from perdure.protocol.states import OnExpiry, SideEffect
 from perdure.protocol.tools import ToolSpec
@@ -49,6 +50,8 @@ class DefaultPolicy:
         on_expiry: OnExpiry = OnExpiry.FAIL,
     ) -> None:
         self._trust_context_scope = trust_context_scope
+        if approval_expires_s is not None:
+            checked_s("approval_expires_s", approval_expires_s, WAIT_S_MAX)
         self._approval_expires_s = approval_expires_s
         self._on_expiry = on_expiry
         settings: list[JsonValue] = [trust_context_scope, approval_expires_s, on_expiry.value]

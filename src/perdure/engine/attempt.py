@@ -51,6 +51,7 @@ from perdure.engine.tree import close_unheld, tell_parent
 from perdure.engine.turns import fields_at_end
 from perdure.engine.view import RunView
 from perdure.protocol.decisions import Decision, Finish, UpdatePlan
+from perdure.protocol.durations import WORK_S_MAX
 from perdure.protocol.errors import PerdureError, StoreFull, Unavailable
 from perdure.protocol.events import RetryEvent, TimeoutEvent
 from perdure.protocol.failures import Failure, FailureCode
@@ -308,9 +309,8 @@ class Attempt:
         draft_model_uses(draft, UpdatePlan(model_uses=error.model_uses))
         if error.failure.retryable and failed < policy.attempts_max * self.agent.models:
             in_row = (failed - 1) % policy.attempts_max + 1
-            delay_s = max(
-                policy.delay_s(in_row, self.core.chance.random()), error.retry_after_s or 0
-            )
+            asked_s = min(error.retry_after_s or 0, WORK_S_MAX)
+            delay_s = max(policy.delay_s(in_row, self.core.chance.random()), asked_s)
             draft.add(
                 RetryEvent(
                     subject="model",

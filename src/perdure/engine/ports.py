@@ -60,7 +60,8 @@ class AuthorError(Exception):
 class PlannerFailure(Exception):
     """The planner could not decide, for a reason the engine's recovery table knows.
 
-    `failure.retryable` lets the engine try again, after `retry_after_s` at least when given.
+    `failure.retryable` lets the engine try again, after `retry_after_s` at least when given (a
+    day at most).
     `model_uses` are requests that were paid for all the same.
     """
 

@@ -10,6 +10,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, JsonValue, model_validator
 
 from perdure.protocol.base import Model
+from perdure.protocol.durations import WAIT_MAX
 from perdure.protocol.events import PlanItem, Usage
 from perdure.protocol.failures import FailureCode
 from perdure.protocol.policies import Budget, Timeouts
@@ -143,7 +144,7 @@ class Ask(DecisionBase):
     payload: JsonValue = None
     key: str | None = Field(default=None, max_length=200)
     answer_schema: dict[str, JsonValue] | None = None
-    expires_in: timedelta | None = None
+    expires_in: timedelta | None = Field(default=None, gt=timedelta(0), le=WAIT_MAX)
     on_expiry: OnExpiry = OnExpiry.FAIL
     position: Position | None = None
 
@@ -162,7 +163,7 @@ class Sleep(DecisionBase):
     """
 
     kind: Literal["sleep"] = "sleep"
-    duration: timedelta = Field(ge=timedelta(0), le=timedelta(days=366))
+    duration: timedelta = Field(ge=timedelta(0), le=WAIT_MAX)
 
 
 GIVE_UP_CODES = frozenset(FailureCode) - {
@@ -234,7 +235,7 @@ class Operate(DecisionBase):
     asks: tuple[Ask, ...] = Field(default=(), max_length=CALLS_PER_STEP_MAX)
     children: tuple[ChildRequest, ...] = Field(default=(), max_length=CALLS_PER_STEP_MAX)
     for_person: bool = False
-    wake_in: timedelta | None = Field(default=None, ge=timedelta(0), le=timedelta(days=366))
+    wake_in: timedelta | None = Field(default=None, ge=timedelta(0), le=WAIT_MAX)
 
 
 class Spawn(DecisionBase):

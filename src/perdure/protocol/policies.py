@@ -35,7 +35,7 @@ class Budget(Model):
     cost: float | None = Field(
         default=None, ge=0, description="in the unit of the model's price list"
     )
-    wall_time_s: float | None = Field(default=None, gt=0)
+    wall_time_s: float | None = Field(default=None, gt=0, le=31_536_000)
     context_tokens: int | None = Field(
         default=None, gt=0, description="what the last request to a model may have read"
     )

@@ -6,11 +6,12 @@ from pydantic import Field, JsonValue
 
 from perdure.protocol.base import Model, Stored, StoredValue, read_known
 from perdure.protocol.codec import digest
+from perdure.protocol.durations import WAIT_S_MAX
 from perdure.protocol.failures import Failure
 from perdure.protocol.policies import RetryPolicy
 from perdure.protocol.states import SideEffect, ToolCallStatus
 
-CALLBACK_S_MAX = 366 * 86_400.0
+CALLBACK_S_MAX = WAIT_S_MAX
 """The longest time a callback is waited for."""
 
 

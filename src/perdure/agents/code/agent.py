@@ -20,6 +20,7 @@ from perdure.engine.ports import (
 )
 from perdure.protocol.agents import Skill
 from perdure.protocol.decisions import Decision
+from perdure.protocol.durations import WORK_S_MAX, checked_s
 from perdure.protocol.errors import Invalid
 from perdure.protocol.fields import StateField
 from perdure.protocol.policies import RetryPolicy
@@ -115,8 +116,8 @@ class CodePlanner:
         self.digest = source_digest(function)
         self._models = models
         self._model_retry = model_retry
-        self._timeout_s = timeout_s
-        self._grace_s = grace_s
+        self._timeout_s = checked_s("timeout_s", timeout_s, WORK_S_MAX)
+        self._grace_s = checked_s("grace_s", grace_s, WORK_S_MAX, may_be_zero=True)
         self._fields = fields
         self._code: UserCode | None = None
 

@@ -51,6 +51,7 @@ from perdure.protocol.decisions import (
     Revision,
     ToolRequest,
 )
+from perdure.protocol.durations import WAIT_S_MAX, WORK_S_MAX, checked_s
 from perdure.protocol.events import PlanItem
 from perdure.protocol.fields import (
     FIELD_EVENT_NAME,
@@ -82,7 +83,7 @@ from perdure.tools.jobs import copied
 R = TypeVar("R")
 
 STEP, STEP_ONCE = "perdure.step", "perdure.step_once"
-SLEEP_S_MAX = 366 * 86_400
+SLEEP_S_MAX = int(WAIT_S_MAX)
 
 Kind = Literal["input", "auth", "approval"]
 
@@ -134,6 +135,8 @@ class Context:
         result was recorded; with `once`, a person is asked instead. Raises StepFailed when it
         raised, after as many tries as `retry` allows.
         """
+        if timeout_s is not None:
+            checked_s("the timeout_s of a step", timeout_s, WORK_S_MAX)
         named = _name(name or getattr(function, "__name__", type(function).__name__))
         wish = ToolRequest(
             tool=STEP_ONCE if once else STEP,
@@ -177,11 +180,13 @@ class Context:
     ) -> Any:
         """Ask a person and return the answer; meanwhile no process is held.
 
-        An approval without a value returns True. A rejection ends the run. Raises InterruptExpired
+        The question stands for `expires_in`, 366 days at most; without it for ever. An approval without a value returns True. A rejection ends the run. Raises InterruptExpired
         when nobody answers in time and `on_expiry` is "deny".
         """
         if schema is not None:
             check_schema(schema)
+        if expires_in is not None:
+            checked_s("the expires_in of a question", expires_in.total_seconds(), WAIT_S_MAX)
         ask = Ask(
             ask=cast("Any", InterruptKind(kind)),
             title=title,
@@ -266,6 +271,8 @@ class Context:
         `tools` are names of granted tools whose declarations the model sees; to carry out the
         calls it wishes is the function's choice. A reply that is recorded is not paid for again.
         """
+        if timeout_s is not None:
+            checked_s("the timeout_s of a model request", timeout_s, WORK_S_MAX)
         spoken = [{"role": "user", "text": messages}] if isinstance(messages, str) else messages
         if system:
             spoken = [{"role": "system", "text": system}, *spoken]

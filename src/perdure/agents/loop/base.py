@@ -30,6 +30,7 @@ from perdure.engine.context import OpenMessage, PlannerContext
 from perdure.engine.ports import PlannerFailure
 from perdure.protocol.codec import clean, encode
 from perdure.protocol.decisions import Ask, CallTools, ModelUse, ToolRequest
+from perdure.protocol.durations import WORK_S_MAX, checked_s
 from perdure.protocol.errors import Invalid
 from perdure.protocol.events import PlanItem
 from perdure.protocol.failures import Failure, FailureCode, Stage
@@ -85,8 +86,8 @@ class ModelPlanner:
         self._ask_human = ask_human
         self._temperature = temperature
         self._max_output_tokens = max_output_tokens
-        self._timeout_s = timeout_s
-        self._idle_s = idle_s
+        self._timeout_s = checked_s("timeout_s", timeout_s, WORK_S_MAX)
+        self._idle_s = checked_s("idle_s", idle_s, WORK_S_MAX)
         self._system = system
         self._conversations = conversations or Conversations()
 

@@ -18,6 +18,7 @@ from perdure.engine.context import OpenMessage, PlannerContext
 from perdure.engine.ports import AuthorError, PlannerFailure
 from perdure.engine.values import describe
 from perdure.protocol.decisions import Decision
+from perdure.protocol.durations import WORK_S_MAX, checked_s
 from perdure.protocol.failures import Failure, FailureCode, Stage
 from perdure.tools.bridge import Call, Mailbox
 from perdure.tools.usercode import UserCode
@@ -58,8 +59,8 @@ class IsolatedPlanner:
         self._is_async = inspect.iscoroutinefunction(method) or inspect.iscoroutinefunction(
             type(method).__call__
         )
-        self._timeout_s = timeout_s
-        self._grace_s = grace_s
+        self._timeout_s = checked_s("timeout_s", timeout_s, WORK_S_MAX)
+        self._grace_s = checked_s("grace_s", grace_s, WORK_S_MAX, may_be_zero=True)
         self._code: UserCode | None = None
 
     def attach(self, code: UserCode) -> None:

@@ -25,6 +25,7 @@ from perdure.agents.models.openai_wire import ToolNames, wire_messages, wire_too
 from perdure.agents.models.port import ModelDelta, ModelReply, ModelRequest
 from perdure.engine.ports import PlannerFailure
 from perdure.protocol.decisions import ModelUse
+from perdure.protocol.durations import WORK_S_MAX, checked_s
 from perdure.protocol.events import Usage
 from perdure.protocol.failures import Failure, FailureCode, Stage
 
@@ -82,7 +83,9 @@ class OpenAIModel:
         self._limit_field = limit_field
         self._headers = dict(headers or {})
         self._extra_body = dict(extra_body or {})
-        self._usage_grace_s = usage_grace_s
+        self._usage_grace_s = checked_s(
+            "usage_grace_s", usage_grace_s, WORK_S_MAX, may_be_zero=True
+        )
         self._redact = redactor((self._api_key, *self._headers.values()))
         self._client: RunVar[openai.AsyncOpenAI | None] = RunVar("openai_client", None)
 

@@ -14,6 +14,7 @@ from pydantic import JsonValue
 
 from perdure.protocol.codec import clean
 from perdure.protocol.decisions import ModelUse, ToolRequest
+from perdure.protocol.durations import WORK_S_MAX, checked_s
 from perdure.protocol.errors import Invalid
 from perdure.protocol.events import Usage
 from perdure.protocol.tools import ToolSpec
@@ -61,6 +62,11 @@ class ModelRequest:
     timeout_s: float = MODEL_TIMEOUT_S_DEFAULT
     idle_s: float = MODEL_IDLE_S_DEFAULT
     on_delta: Callable[[ModelDelta], None] | None = None
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for times out of bounds."""
+        checked_s("the timeout_s of a model request", self.timeout_s, WORK_S_MAX)
+        checked_s("the idle_s of a model request", self.idle_s, WORK_S_MAX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -105,7 +105,7 @@ _NOTES: dict[str, str] = {
     "detach": "the run neither waits for the child nor is told its result",
     "duration": "how long",
     "duration_ms": "how long the request took",
-    "expires_in": "how long the question stands; for ever if not given",
+    "expires_in": "how long the question stands, 366 days at most; for ever if not given",
     "field": "which of the fields that the agent declares",
     "finish": "why the model stopped",
     "input": "the child's input",
