@@ -4,6 +4,7 @@ The only module that chooses adapters, and the only one that knows the system's 
 of ids and its chance.
 """
 
+import logging
 import random
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
@@ -18,7 +19,7 @@ import uuid_utils
 
 from perdure.agents.catalog import Catalog, load_catalog
 from perdure.control.notify import FunctionNotifier
-from perdure.control.policy import DefaultPolicy
+from perdure.control.policy import MISSING_OF_SANDBOX_ONLY, DefaultPolicy
 from perdure.engine.core import Core, EngineSettings
 from perdure.engine.directory import AgentDirectory
 from perdure.engine.heartbeat import LoopHeartbeat, ThreadHeartbeat
@@ -44,6 +45,9 @@ if TYPE_CHECKING:
 
     from perdure.server.settings import ServerSettings
     from perdure.server.stopping import Stopping
+
+
+log = logging.getLogger(__name__)
 
 
 class SystemClock:
@@ -248,6 +252,7 @@ async def open_worker(
 ) -> AsyncGenerator[Worker]:
     """Return a worker for the catalog, or for the agents of the settings; `run` starts it."""
     catalog = catalog or load_catalog(settings.agents)
+    _warn_of_sandbox_only(catalog)
     heart = LoopHeartbeat if settings.db.sqlite_path is not None else ThreadHeartbeat
     runner = LocalToolRunner(
         catalog.tools,
@@ -267,6 +272,20 @@ async def open_worker(
             notifier=None if tell is None else FunctionNotifier(tell, tools.user_code),
             beside=tuple(_sweeps(core, settings)),
         )
+
+
+def _warn_of_sandbox_only(catalog: Catalog) -> None:
+    """Say at the start which granted tools every call of will be denied."""
+    for hosted in catalog.served():
+        for grant in hosted.grants:
+            spec = catalog.tools.find(grant.name, grant.version)
+            if spec is not None and spec.sandbox_only:
+                log.warning(
+                    "every call of agent %s to %s will be denied: it %s",
+                    hosted.card.agent_id,
+                    grant.name,
+                    MISSING_OF_SANDBOX_ONLY,
+                )
 
 
 def _sweeps(core: Core, settings: Settings) -> Iterator[Callable[[], Coroutine[Any, Any, None]]]:

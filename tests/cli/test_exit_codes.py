@@ -2,6 +2,7 @@
 
 import pytest
 
+from perdure.agents.catalog import AgentRegistry
 from perdure.ops.exits import ExitCode, exit_of_error, run_async
 from perdure.protocol import errors
 from perdure.protocol.errors import NotFound, PerdureError
@@ -9,6 +10,7 @@ from tests.cli.program import Program
 from tests.cli.shop import REFERENCE
 
 RUN_ID = "run_" + "0" * 32
+empty = AgentRegistry()
 INTERRUPT_ID = "int_" + "0" * 32
 
 
@@ -101,6 +103,8 @@ def test_a_field_of_a_refused_request_is_named_by_its_option(perdure: Program) -
         ("runs", "events", RUN_ID, "--json", "--follow"),
         ("run", "echo", "--here", "--agents", "nothing"),
         ("run", "echo", "--agents", REFERENCE),
+        ("worker",),
+        ("worker", "--agents", "tests.cli.test_exit_codes:empty"),
         ("runs", "list", "--db", "mysql://x"),
         ("runs", "list", "--db", ""),
         ("config", "show", "--db", ""),

@@ -55,12 +55,15 @@ def test_a_worker_carries_out_runs_and_drains(
         "fails",
         "asks",
         "ships",
+        "pays",
         "ships_much",
         "hangs",
         "keeps",
     ]
+    assert document["queues"] == ["default"]
     assert worker.stderr is not None
-    worker.stderr.readline()
+    assert "serves echo 1, fails 1, " in (line := worker.stderr.readline())
+    assert line.endswith(" from the queue default\n")
     run = start(tmp_path, "run", "echo", "--input", "7", "--wait", "--json")
     out, _ = run.communicate(timeout=30)
     assert (run.returncode, json.loads(out)["answer"]) == (0, 7)

@@ -67,6 +67,19 @@ def test_sleeps_plans_undoing_and_handing_over_can_be_read(perdure: Program) -> 
     assert "hands_over hands over to helper 1: it knows better\n" in _lines(perdure, run_id)
 
 
+def test_a_tool_that_may_not_run_is_named_at_the_start_with_the_remedy(perdure: Program) -> None:
+    """R-5.11."""
+    done = perdure("run", "pokes", *HERE)
+    assert done.code == 1
+    assert "every call of agent pokes to poke will be denied" in done.err
+    remedy = "poke changes something and does not say what live agents need to know: declare"
+    assert done.json["error"]["reason"].startswith(remedy)
+    assert re.search(
+        r"denied +1? *0 +tc_\w+ +POLICY_DENIED: poke changes",
+        perdure("runs", "show", done.json["run_id"]).out,
+    )
+
+
 def _line(kind: str, **data: object) -> str:
     values = {"event_id": "e", "run_id": "r", "seq": 1, "type": kind, "step_index": 0, "data": data}
     rest = {"schema_version": 1, "attempt": 1, "trace_id": "", "span_id": ""}

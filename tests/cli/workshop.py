@@ -34,6 +34,12 @@ def mail(text: str) -> Returned:
     return pending(external_ref=f"letter {text}")
 
 
+@tool(side_effect="write")
+def poke(name: str) -> str:
+    """Change something, and declare nothing about it."""
+    return name
+
+
 def fetch(name: str) -> str:
     """Fetch something: the body of a step."""
     return name.upper()
@@ -69,10 +75,16 @@ def _help(_: PlannerContext) -> Decision:
 
 
 registry = AgentRegistry()
-registry.add_tool(order, mail)
+registry.add_tool(order, mail, poke)
 registry.add(
     researcher,
     loop_agent("helper", "1", ScriptedPlanner(_help)),
+    loop_agent(
+        "pokes",
+        "1",
+        ScriptedPlanner([CallTools(calls=(ToolRequest(tool="poke", args={"name": "x"}),))]),
+        tools=["poke"],
+    ),
     loop_agent("rests", "1", ScriptedPlanner(_resting), tools=["order"]),
     loop_agent(
         "mails",

@@ -117,6 +117,9 @@ def test_a_sandbox_only_tool_is_denied_whatever_the_grant_says(grant: ToolGrant)
     """R-5.11."""
     decision = judged(tool(SideEffect.WRITE, declared=False), grant)
     assert (decision.effect, decision.rule) == ("deny", "sandbox-only")
+    assert "t changes something" in (decision.reason or "")
+    for name in ("idempotent", "lookup", "timeout_s", "compensate", "compensation"):
+        assert f"`{name}`" in (decision.reason or "")
 
 
 def test_a_required_permission_is_held_by_role_or_data_scope_not_by_claim() -> None:

@@ -19,6 +19,7 @@ from perdure.protocol.decisions import Decision
 from perdure.protocol.failures import FailureCode
 from perdure.protocol.log import EVENT_TYPES
 from perdure.protocol.states import RunState, RunStatus, StepStatus, ToolCallStatus
+from perdure.tools import ToolContext
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "reference"
@@ -49,6 +50,16 @@ def test_a_schema_is_a_json_schema() -> None:
     """R-1.1: every stable object has a published JSON Schema."""
     assert schemas()
     assert [name for name, it in schemas().items() if not jsonschema_rs.meta.is_valid(it)] == []
+
+
+def test_what_a_tool_may_read_of_its_context_is_told() -> None:
+    """R-5.1: each name of `ToolContext` stands in the table of the page on tools."""
+    page = (ROOT / "docs" / "how-to" / "write-a-tool.md").read_text(encoding="utf-8")
+    told = " ".join(line for line in page.splitlines() if line.startswith("| `"))
+    slots = [name for name in ToolContext.__slots__ if not name.startswith("_")]
+    others = [name for name in vars(ToolContext) if not name.startswith("_")]
+    for name in {*slots, *others} - {"request_stop", "close"}:  # these two are the runner's
+        assert re.search(rf"`{name}[`(]", told), name
 
 
 def test_every_field_of_an_event_has_its_line_and_no_line_is_left_over() -> None:

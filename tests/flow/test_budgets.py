@@ -110,6 +110,7 @@ async def test_the_same_call_beyond_its_limit_is_a_loop(url: str, zoo: ToolZoo) 
         events = await ended(engine, "looper", loop_limit=3)
         failure = failure_of(events)
         assert failure.code is FailureCode.LOOP_DETECTED
+        assert "`options.loop_limit`" in failure.reason
         assert zoo.executions == {"echo": 4}
         digests = [action.args_digest for action in data_of(events, ActionEvent)]
         assert failure.details == {"tool": "echo", "args_digest": digests[0]}

@@ -1,11 +1,13 @@
 """Threads: what runs see of them, forks and branches by reference, adoption, deletion."""
 
+import logging
 from typing import cast
 
 import pytest
 from pydantic import JsonValue
 
 from perdure.engine.context import PlannerContext
+from perdure.engine.retention import Retention
 from perdure.protocol.decisions import Decision, Finish
 from perdure.protocol.errors import Conflict, Gone, Invalid, ThreadBusy
 from perdure.protocol.events import StateEvent
@@ -220,7 +222,7 @@ async def test_an_optimistic_run_ends_in_conflict_when_its_thread_has_moved(
 
 
 async def test_a_deleted_thread_is_gone_but_for_what_its_branches_share(
-    url: str, zoo: ToolZoo
+    url: str, zoo: ToolZoo, caplog: pytest.LogCaptureFixture
 ) -> None:
     """R-11.3, R-6.8, R-7.5: history and messages go, the runs' rows stay, shared content stays."""
     async with flow(url, [TALKING], zoo) as engine:
@@ -250,8 +252,13 @@ async def test_a_deleted_thread_is_gone_but_for_what_its_branches_share(
         assert run.answer == cast("JsonValue", ["one", "hang"])
         await delete_thread(service, LOCAL, made.thread_id)
         assert await engine.core.reader.list_messages(thread, after=0, limit=9) == []
-        for _ in range(2):
-            await engine.core.store.expire_deleted(None, after=None, limit=10)
+        caplog.clear()
+        with caplog.at_level(logging.INFO):
+            for _ in range(2):
+                await Retention(core=engine.core).run_once()
+        told = [one.getMessage() for one in caplog.records if "history of" in one.getMessage()]
+        assert told
+        assert all("runs of deleted threads was dropped" in text for text in told)
         assert all(row.hot.retained_from_seq > 1 for row in await _runs_of(engine, thread))
 
 

@@ -14,7 +14,7 @@ from perdure.protocol.failures import FailureCode
 from perdure.protocol.states import ToolCallStatus
 from perdure.testing import process_tools as zoo
 from perdure.testing.tools import invocation_of, read_journal
-from perdure.tools import LocalToolRunner, ToolRegistry
+from perdure.tools import LocalToolRunner, ToolRegistry, tool
 
 
 @pytest.fixture
@@ -61,6 +61,21 @@ async def test_a_call_runs_in_a_reused_process_with_a_chosen_environment(
     assert "GIVEN" in outputs[0]["environment"]
     assert "SECRET_TOKEN" not in outputs[0]["environment"]
     assert outcomes[1].artifacts[0].data == b"echo"
+
+
+@tool(isolation="process")
+def process_breaks(text: str) -> int:
+    """Raise what nobody meant to."""
+    return int(text)
+
+
+async def test_what_a_tool_raises_there_is_logged_here(caplog: pytest.LogCaptureFixture) -> None:
+    """R-17.3."""
+    async with LocalToolRunner(ToolRegistry([process_breaks])) as runner:
+        await runner.invoke(invocation_of(process_breaks.spec, {"text": "no"}, timeout_s=15))
+    (told,) = [one for one in caplog.records if one.levelname == "WARNING"]
+    assert told.getMessage().startswith("call of process_breaks raised ValueError")
+    assert "at test_process.py:" in told.getMessage()
 
 
 async def test_async_tools_run_there_too(runner: LocalToolRunner) -> None:

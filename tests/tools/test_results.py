@@ -108,6 +108,31 @@ async def test_whatever_a_tool_raises_is_one_error_with_code_and_type(
     assert error.details["type"] == what
 
 
+async def test_what_nobody_meant_to_raise_is_logged_with_its_trace_and_no_arguments(
+    zoo: ToolZoo, caplog: pytest.LogCaptureFixture
+) -> None:
+    """R-17.3: with its run and call; what a tool raises to say something is no news."""
+
+    @tool
+    def breaks(secret: str) -> int:
+        return {"": 1}[secret[:0] + "key"]
+
+    registry = ToolRegistry([breaks])
+    async with LocalToolRunner(registry) as runner:
+        await runner.invoke(invocation_of(breaks.spec, {"secret": "hunter2"}))
+    for what in ("ToolError", "ToolUnavailable"):
+        await run(zoo, "raises", what=what, text="said")
+    (told,) = caplog.records
+    context = invocation_of(breaks.spec)
+    said = f"call of breaks raised KeyError, run {context.run_id}, call {context.tool_call_id}"
+    assert told.getMessage() == said
+    assert told.levelname == "WARNING"
+    assert "in breaks" in caplog.text
+    assert "hunter2" not in caplog.text
+    await run(zoo, "raises", what="UnprintableError", text="x")
+    assert "raised UnprintableError" in caplog.records[-1].getMessage()
+
+
 async def test_a_huge_message_is_capped(zoo: ToolZoo) -> None:
     error = (await run(zoo, "raises", what="ValueError", text="\ud83d" + "y" * 10_000)).result.error
     assert error is not None

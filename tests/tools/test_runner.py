@@ -168,21 +168,23 @@ async def test_a_swallowed_cancellation_costs_nothing_while_it_is_ignored(
 
 
 async def test_a_tool_that_blocks_the_user_loop_delays_its_neighbours_and_no_more(
-    zoo: ToolZoo,
+    zoo: ToolZoo, caplog: pytest.LogCaptureFixture
 ) -> None:
     """F40, R-5.8."""
     late = Late()
     user_code = UserCode(pulse_s=0.02, pulses_missed_max=3)
     async with user_code, LocalToolRunner(zoo.registry, user_code=user_code) as runner:
+        block = zoo.invocation("block", timeout_s=S, on_late=late)
         with anyio.fail_after(30):
             async with anyio.create_task_group() as tasks:
-                block = zoo.invocation("block", timeout_s=S, on_late=late)
                 tasks.start_soon(runner.invoke, block)
                 await zoo.wait_started("block")
                 # handed to the blocked loop, and moved to its successor
                 outcome = await runner.invoke(zoo.invocation("echo", {"value": 1}))
                 assert outcome.result.output == 1
         assert user_code.generation == 2
+        said = f"the user loop was blocked by block of run {block.run_id}: replaced by"
+        assert said in caplog.text
         assert runner.lost_slots == 1
         zoo.open_gate()
         assert (await late.wait()).result.output == "late"

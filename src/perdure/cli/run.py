@@ -114,7 +114,12 @@ def run(
     ] = False,
     timeout: Timeout = None,
     here: Annotated[
-        bool, typer.Option("--here", help="Carry it out in this process; implies --wait.")
+        bool,
+        typer.Option(
+            "--here",
+            help="Carry it out in this process, which meanwhile is a worker for other runs of its "
+            "agents, too; implies --wait.",
+        ),
     ] = False,
     agents: Agents = None,
     db: Db = None,

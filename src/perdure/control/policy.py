@@ -30,6 +30,12 @@ RULES: tuple[tuple[str, Effect, str], ...] = (
 )
 """The rules in their order; the first that matches decides. Rule ids are stable."""
 
+MISSING_OF_SANDBOX_ONLY = (
+    "changes something and does not say what live agents need to know: declare `idempotent` or "
+    "`lookup`, `timeout_s`, and `compensate` or `compensation`"
+)
+"""What is to be done about a tool with a side effect that declares nothing about it (R-5.11)."""
+
 _BY_ID: dict[str, tuple[Effect, str]] = {rule: (effect, why) for rule, effect, why in RULES}
 
 
@@ -64,6 +70,8 @@ class DefaultPolicy:
         """Return the decision of the first rule that matches."""
         rule = self._rule(agent, facts, spec)
         effect, why = _BY_ID[rule]
+        if rule == "sandbox-only":
+            why = f"{spec.name} {MISSING_OF_SANDBOX_ONLY}"
         grant = _grant_for(agent, spec)
         if effect != "ask" or grant is None:
             return PolicyDecision(effect=effect, rule=rule, version=self.version, reason=why)

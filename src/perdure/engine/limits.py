@@ -119,7 +119,8 @@ def repeated(view: RunView, tool: str, tool_call_id: str) -> Failure | None:
         return None
     return Failure(
         code=FailureCode.LOOP_DETECTED,
-        reason=f"{tool} was called {limit} times with the same arguments",
+        reason=f"{tool} was called {limit} times with the same arguments: `options.loop_limit`, "
+        "which may be raised for an agent that polls",
         stage=Stage.PLANNING,
         details={"tool": tool, "args_digest": args_digest},
     )

@@ -36,7 +36,7 @@ class Retention:
 
     async def run_once(self) -> int:
         """Go through all runs once; return how many lost their history."""
-        core, after, dropped = self.core, None, 0
+        core, after, dropped, deleted = self.core, None, 0, 0
         settings = core.settings
         while settings.retention:
             swept = await core.store.expire_history(settings.retention, after=after, limit=PAGE)
@@ -47,7 +47,7 @@ class Retention:
         place: str | None = None
         while True:
             swept = await core.store.expire_deleted(None, after=place, limit=PAGE)
-            dropped += swept.runs
+            deleted += swept.runs
             place = swept.after
             if place is None:
                 break
@@ -57,5 +57,7 @@ class Retention:
             if place is None:
                 break
         if dropped:
-            log.info("the history of %d ended runs was dropped", dropped)
-        return dropped
+            log.info("the history of %d ended runs was dropped: it was kept long enough", dropped)
+        if deleted:
+            log.info("the history of %d runs of deleted threads was dropped", deleted)
+        return dropped + deleted

@@ -89,11 +89,11 @@ MEANING: dict[FailureCode, tuple[str, tuple[Recovery, ...]]] = {
     ),
     FailureCode.TOOL_UNAVAILABLE: (
         "the tool or its server could not be reached",
-        (Recovery.RETRY_IF_IDEMPOTENT, Recovery.ASK_PERSON),
+        (Recovery.RETRY_IF_IDEMPOTENT, Recovery.TELL_PLANNER),
     ),
     FailureCode.TOOL_TIMEOUT: (
         "the tool did not answer in its time",
-        (Recovery.RETRY_IF_IDEMPOTENT, Recovery.ASK_PERSON),
+        (Recovery.RETRY_IF_IDEMPOTENT, Recovery.TELL_PLANNER),
     ),
     FailureCode.TOOL_ERROR: ("the tool raised an error", (Recovery.TELL_PLANNER,)),
     FailureCode.TOOL_ARGUMENT_INVALID: (
@@ -106,7 +106,7 @@ MEANING: dict[FailureCode, tuple[str, tuple[Recovery, ...]]] = {
     ),
     FailureCode.TOOL_OUTCOME_UNKNOWN: (
         "whether the side effect happened is not known",
-        (Recovery.ASK_PERSON,),
+        (Recovery.RETRY_IF_IDEMPOTENT, Recovery.ASK_PERSON),
     ),
     FailureCode.TOOL_RESULT_INVALID: (
         "the result is too large, not JSON, or against the tool's schema",
@@ -122,10 +122,7 @@ MEANING: dict[FailureCode, tuple[str, tuple[Recovery, ...]]] = {
     ),
     FailureCode.MAX_STEPS: ("the step limit was reached", (Recovery.FAIL,)),
     FailureCode.BUDGET_EXCEEDED: ("a budget was used up", (Recovery.FAIL,)),
-    FailureCode.POLICY_DENIED: (
-        "policy forbids the action",
-        (Recovery.ASK_PERSON, Recovery.FAIL),
-    ),
+    FailureCode.POLICY_DENIED: ("policy forbids the action", (Recovery.FAIL,)),
     FailureCode.GUARDRAIL_BLOCKED: ("a guardrail blocked the content", (Recovery.FAIL,)),
     FailureCode.APPROVAL_REJECTED: ("a person rejected the action", (Recovery.FAIL,)),
     FailureCode.APPROVAL_TIMEOUT: ("nobody answered in time", (Recovery.FAIL,)),
@@ -154,5 +151,8 @@ MEANING: dict[FailureCode, tuple[str, tuple[Recovery, ...]]] = {
         "the run did not answer its parent's cancel in time",
         (Recovery.FAIL,),
     ),
-    FailureCode.INTERNAL: ("a fault of the runtime or of the agent's code", (Recovery.RETRY,)),
+    FailureCode.INTERNAL: (
+        "a fault of the runtime or of the agent's code",
+        (Recovery.RETRY, Recovery.FAIL),
+    ),
 }

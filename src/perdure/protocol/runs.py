@@ -122,7 +122,13 @@ class RunOptions(Model):
 
     idempotency_key: IdempotencyKey = None
     max_steps: int = Field(default=MAX_STEPS_DEFAULT, ge=1, le=100_000)
-    max_attempts: int = Field(default=MAX_ATTEMPTS_DEFAULT, ge=1, le=100)
+    max_attempts: int = Field(
+        default=MAX_ATTEMPTS_DEFAULT,
+        ge=1,
+        le=100,
+        description="how many attempts may fail or be lost since the last committed step; waiting, "
+        "approvals and claims do not count",
+    )
     timeouts: Timeouts = Timeouts()
     budget: Budget = Budget()
     estimated_cost: float | None = Field(default=None, ge=0)
@@ -161,7 +167,10 @@ class RunOptions(Model):
     )
     agent_version: str | None = Field(default=None, min_length=1, max_length=50)
     loop_limit: int = Field(
-        default=5, ge=1, le=1000, description="same tool and arguments, in a row or not"
+        default=5,
+        ge=1,
+        le=1000,
+        description="so often a tool may be called with the same arguments, in a row or not",
     )
     corrections_max: int = Field(default=3, ge=0, le=100, description="invalid calls in a row")
     breakpoints: tuple[Breakpoint, ...] = Field(

@@ -46,7 +46,7 @@ KINDS: dict[str, Kind] = {
     "malformed": Kind(400, "The request cannot be read", "the caller"),
     "unauthenticated": Kind(401, "The caller must say who it is", "the caller"),
     "forbidden": Kind(403, "The caller may not do this", "an administrator"),
-    "not_found": Kind(404, "There is no such object", "the caller"),
+    "not_found": Kind(404, "There is no such object or route", "the caller"),
     "method_not_allowed": Kind(405, "The path does not take this method", "the caller"),
     "not_acceptable": Kind(406, "The answer has no form that is accepted", "the caller"),
     "too_slow": Kind(408, "The request did not arrive in time", "the caller"),
@@ -194,7 +194,8 @@ async def on_http_error(request: Request, error: Exception) -> Response:
     code = _CODE_OF_STATUS.get(raised.status_code)
     if code is None:
         return from_unknown(error, request.scope)
-    response = answer(make_problem(code, raised.detail, instance=instance_of(request.scope)))
+    detail = "there is no such route" if code == "not_found" else raised.detail
+    response = answer(make_problem(code, detail, instance=instance_of(request.scope)))
     for name, value in (raised.headers or {}).items():
         response.headers[name] = value
     if raised.status_code == 405:

@@ -20,7 +20,10 @@ T = TypeVar("T")
 
 
 class Call(Generic[R]):
-    """One execution of user code, as the engine's loop sees it. It can be given up."""
+    """One execution of user code, as the engine's loop sees it. It can be given up.
+
+    `label` names it in logs.
+    """
 
     __slots__ = (
         "__weakref__",
@@ -33,12 +36,14 @@ class Call(Generic[R]):
         "entered",
         "error",
         "home",
+        "label",
         "task",
         "value",
     )
 
-    def __init__(self, body: Callable[[], Any]) -> None:
+    def __init__(self, body: Callable[[], Any], label: str = "") -> None:
         self.body = body
+        self.label = label
         self.value: R | None = None
         self.error: BaseException | None = None
         self.ended = False

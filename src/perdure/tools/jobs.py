@@ -1,20 +1,28 @@
 """One execution of a tool as a piece of work that always ends in an outcome, never in an error."""
 
+import asyncio
 import inspect
+import logging
 from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Literal, cast
 
 from pydantic import JsonValue
 
+from perdure.engine.blame import trace_in_code
 from perdure.engine.ports import ToolInvocation, ToolOutcome
 from perdure.protocol.tools import ToolSpec
-from perdure.tools.api import Operation, ToolContext
+from perdure.tools.api import Operation, ToolContext, ToolError, ToolUnavailable
 from perdure.tools.caught import Caught
 from perdure.tools.results import Checks, Stop, conclude, conclude_error
 
 JobKind = Literal["call", "lookup", "compensate"]
 """Which of a tool's operations is run."""
+
+log = logging.getLogger(__name__)
+
+_EXPECTED = (ToolError, ToolUnavailable, asyncio.CancelledError)
+"""What tools raise to say something; it is told to the planner, and no news to an operator."""
 
 
 @dataclass(slots=True)
@@ -65,9 +73,26 @@ class Job:
 
     def end_in_error(self, error: BaseException) -> ToolOutcome | None:
         """Return the outcome of code that raised; a lookup that raised cannot say."""
+        if not (isinstance(error, _EXPECTED) or self.stop is not None):
+            self._log(error)
         if self.is_lookup:
             return None
         return conclude_error(error, self.spec, self.context, self.stop)
+
+    def _log(self, error: BaseException) -> None:
+        """Log what nobody meant to raise, with its trace; arguments are not shown."""
+        with Caught():  # an error's __str__ is user code
+            context = self.context
+            log.warning(
+                "%s of %s raised %s, run %s, call %s",
+                self.kind,
+                self.spec.name,
+                type(error).__name__,
+                context.run_id,
+                context.tool_call_id,
+                exc_info=(type(error), error, trace_in_code(error) or error.__traceback__),
+                extra={"run_id": context.run_id},
+            )
 
     def request_stop(self, stop: Stop) -> None:
         """Note why the code is asked to stop, and let it see that it is."""

@@ -7,6 +7,7 @@ the tool is doing.
 
 import asyncio
 import importlib
+import logging
 import os
 import queue
 import resource
@@ -21,6 +22,7 @@ from perdure.tools.api import Operation
 from perdure.tools.caught import Caught
 from perdure.tools.frames import HEADER, AnswerFrame, CallFrame, ended_frame, packed
 from perdure.tools.jobs import Job, job_for
+from perdure.tools.jobs import log as log_of_jobs
 from perdure.tools.results import Checks
 
 
@@ -39,6 +41,7 @@ def main(arguments: list[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_read_requests, args=(read_fd, requests), daemon=True).start()
+    log_of_jobs.addHandler(logging.NullHandler())  # the parent logs what a tool raised
     checks = Checks()
     while True:
         frame = CallFrame.model_validate_json(requests.get())

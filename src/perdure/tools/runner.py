@@ -7,6 +7,7 @@ then new calls are TOOL_UNAVAILABLE and `wants_recycle` asks the worker for a ne
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Mapping
 from types import TracebackType
 from typing import Self, cast
@@ -16,6 +17,7 @@ from anyio.lowlevel import checkpoint_if_cancelled
 from pydantic import JsonValue
 
 from perdure.engine.ports import ToolInvocation, ToolOutcome
+from perdure.protocol.failures import FailureCode
 from perdure.protocol.tools import ToolResult, ToolSpec
 from perdure.protocol.values import BLOB_BYTES_MAX
 from perdure.tools.api import Operation, Tool
@@ -37,6 +39,8 @@ from perdure.tools.results import (
     unknown,
 )
 from perdure.tools.usercode import UserCode
+
+log = logging.getLogger(__name__)
 
 _NO_PLACE = KeptPlace([])
 """What is kept for an execution that takes no slot."""
@@ -304,7 +308,8 @@ class _Execution:
 
     def _start(self) -> Call[ToolOutcome | None]:
         if self.job.operation.is_async:
-            return self._user_code.run_async(self.job.run_async)
+            label = f"{self.job.spec.name} of run {self.invocation.run_id}"
+            return self._user_code.run_async(self.job.run_async, label)
         return self._user_code.run_sync(self.job.run)
 
     def _time_out(self, call: Call[ToolOutcome | None]) -> ToolOutcome | None:
@@ -393,6 +398,7 @@ class _Execution:
             return _outcome(stopped(spec, "cancel"))
         match end.kind:
             case "ended":
+                self._log_raised(end.outcome)
                 return end.outcome
             case "too_large":
                 return _outcome(too_large(end.reason))
@@ -400,6 +406,21 @@ class _Execution:
                 return _outcome(timed_out(spec, self.timeout_s))
             case "refused" | "crashed":
                 return _outcome(crashed(spec, _with_log(end)))
+
+    def _log_raised(self, outcome: ToolOutcome | None) -> None:
+        """Log an error that nobody meant to raise; its trace has stayed in the child."""
+        error = None if outcome is None else outcome.result.error
+        if error is not None and error.code is FailureCode.TOOL_ERROR and "at" in error.details:
+            log.warning(
+                "%s of %s raised %s at %s, run %s, call %s",
+                self.job.kind,
+                self.job.spec.name,
+                error.reason,
+                error.details["at"],
+                self.invocation.run_id,
+                self.invocation.tool_call_id,
+                extra={"run_id": self.invocation.run_id},
+            )
 
 
 def _is_cancelled(scope: anyio.CancelScope) -> bool:

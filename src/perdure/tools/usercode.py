@@ -98,9 +98,9 @@ class UserCode:
             return False
         return max(self.lost_slots, len(self._retired)) >= self.lost_slots_max
 
-    def run_async(self, body: Callable[[], Awaitable[R]]) -> Call[R]:
-        """Start async user code on the user loop."""
-        call: Call[R] = Call(body)
+    def run_async(self, body: Callable[[], Awaitable[R]], label: str = "") -> Call[R]:
+        """Start async user code on the user loop; `label` names it in logs."""
+        call: Call[R] = Call(body, label)
         self._loop.submit(call)
         return call
 
@@ -166,7 +166,11 @@ class UserCode:
         except RuntimeError:
             log.exception("the user loop is blocked, and no thread can be started for another")
             return
-        log.warning("the user loop was blocked: replaced by generation %d", self.generation)
+        log.warning(
+            "the user loop was blocked by %s: replaced by generation %d",
+            blocked.held_by() or "code that is not known",
+            self.generation,
+        )
         self._retired.append(blocked)
         for call in blocked.retire():
             self._loop.submit(call)

@@ -21,6 +21,8 @@ CLOSE_S = 1.0
 
 log = logging.getLogger(__name__)
 
+_UNNAMED = "other user code"
+
 
 class UserLoop:
     """One generation: one thread, one loop. `under_way` counts its calls that have not ended."""
@@ -78,6 +80,11 @@ class UserLoop:
         self._results.drain()
         return unstarted
 
+    def held_by(self) -> str:
+        """Return what runs on the loop at the moment, as its caller named it; "" if not known."""
+        task = asyncio.current_task(self._loop)
+        return "" if task is None else task.get_name()
+
     def close(self) -> None:
         """Stop the thread when the loop gets to it; never waits."""
         if not self._closing:
@@ -115,7 +122,7 @@ class UserLoop:
             self._stop(call, 1)
         else:
             # RUF006 does not apply: the call holds its task, and its owner the call
-            call.task = self._loop.create_task(self._execute(call))
+            call.task = self._loop.create_task(self._execute(call), name=call.label or _UNNAMED)
 
     async def _execute(self, call: Call[Any]) -> None:
         if not call.claim():  # taken back while something else held the loop

@@ -158,7 +158,9 @@ class CodeSession:
         """Return the stand, or None when a neighbour blocked the loop and all begins anew."""
         now = self._around.clock.now()
         written = self._written(context)
-        call = self._code.run_async(lambda: live.drive(news, written, now))
+        call = self._code.run_async(
+            lambda: live.drive(news, written, now), f"the code of run {context.facts.run_id}"
+        )
         ended = False
         try:
             while not ended and self._around.clock.monotonic() < until:

@@ -101,7 +101,9 @@ class IsolatedPlanner:
 
     def _start(self, code: UserCode, context: PlannerContext) -> Call[object]:
         if self._is_async:
-            return code.run_async(lambda: self._decide(context))
+            return code.run_async(
+                lambda: self._decide(context), f"the planner of run {context.facts.run_id}"
+            )
         return code.run_sync(lambda: self._decide(context))
 
     async def _give_up(self, code: UserCode, call: Call[object]) -> None:
