@@ -1,5 +1,6 @@
 """What a run consists of, from the command line: the ids that other commands take are listed."""
 
+import json
 import os
 import subprocess
 import sys
@@ -101,3 +102,15 @@ def test_the_result_of_a_call_is_told_by_callback(perdure: Program) -> None:
     assert (told["status"], told["output"]) == ("succeeded", "read")
     assert perdure("runs", "callback", call_id, "--output", '"read"').code == 0
     assert perdure("runs", "callback", call_id, "--failed", "lost").code == ExitCode.CONFLICT
+
+
+def test_events_that_are_not_kept_are_told(perdure: Program) -> None:
+    """R-6.8: the events of a run whose thread was deleted begin with what is missing."""
+    run = perdure("run", "researcher", *HERE).json
+    assert perdure("threads", "delete", run["thread_id"]).code == 0
+    for how in ((), ("--follow",)):
+        first, *rest = perdure("runs", "events", run["run_id"], *how).out.splitlines()
+        assert "no longer kept" in first
+        assert rest
+        lines = perdure("runs", "events", run["run_id"], "--jsonl", *how).out.splitlines()
+        assert [json.loads(line)["type"] for line in lines] == ["gap", "state"]

@@ -22,22 +22,27 @@ from perdure.protocol.runs import RunRow
 from perdure.protocol.states import Answer, RunState
 from perdure.service.base import Service
 from perdure.service.branches import ForkRequest, fork
+from perdure.service.events import EncodedEvent, as_view, follow_run, read_page, starting_point
 from perdure.service.principal import LOCAL
+from perdure.service.thread_events import follow as follow_thread
+from perdure.service.thread_events import thread_start
 from perdure.store import keeping
 from perdure.store.reader import Reader
 from perdure.store.requests import RetentionRule
 from perdure.testing.embedded import SETTINGS, Embedded, call, calls, scripted
 from perdure.testing.tools import ToolZoo
+from tests.flow.meanwhile import disturbed
 from tests.flow.rows import Rows
 from tests.flow.world import flow
 
+LARGE = 20_000
+SUCCEEDED_AT_ONCE = RetentionRule(state=RunState.SUCCEEDED, older_than_s=0)
 AT_ONCE = replace(
     SETTINGS,
-    retention=(RetentionRule(state=RunState.SUCCEEDED, older_than_s=0),),
+    retention=(SUCCEEDED_AT_ONCE,),
     retention_interval_s=3600.0,
     blobs_kept_s=0,
 )
-LARGE = 20_000
 
 
 class EndsMeanwhile:
@@ -195,3 +200,53 @@ async def test_a_sweep_deletes_a_bounded_number_of_events_in_one_transaction(
         assert await Retention(core=engine.core).run_once() == 2
         for run_id in runs:
             assert len(await engine.events(run_id)) == 1
+
+
+async def drop_by_rule(engine: Embedded, _: str) -> None:
+    """Let the histories of runs that have succeeded go."""
+    await engine.core.store.expire_history([SUCCEEDED_AT_ONCE], after=None, limit=10)
+
+
+async def drop_with_thread(engine: Embedded, run_id: str) -> None:
+    """Delete the thread of a run, and with it the run's history."""
+    facts = (await engine.run(run_id)).facts
+    await engine.core.store.delete_thread(facts.tenant_id, facts.thread_id)
+    await engine.core.store.expire_deleted(facts.thread_id, after=None, limit=10)
+
+
+@pytest.mark.parametrize("drop", [drop_by_rule, drop_with_thread])
+async def test_who_follows_while_a_history_goes_is_told_what_is_missing(
+    url: str, zoo: ToolZoo, drop: Callable[[Embedded, str], Awaitable[None]]
+) -> None:
+    """R-6.8, R-6.4, F32: streams of a run and of its thread say `gap` there, and so does a page."""
+    script = [call("echo", value=1), call("echo", value=2), Finish(answer=1)]
+    async with flow(url, [scripted("echoes", script, tools=["echo"])], zoo) as engine:
+        service = Service(core=engine.core)
+        run_id, paged = await engine.submit("echoes"), await engine.submit("echoes")
+        ended = await engine.wait_terminal(run_id)
+        await engine.wait_terminal(paged)
+        end = ended.hot.last_seq
+        left = [(end - 1, "gap"), (end, "state")]
+        thread_id = ended.facts.thread_id
+        start = await starting_point(service, LOCAL, run_id, 0)
+        place = await thread_start(service, LOCAL, thread_id, "")
+        async with follow_run(service, start) as feed, follow_thread(service, place) as threads:
+            for source in (feed, threads):
+                first = await source.read(wait_s=5, limit=2)
+                assert [event.seq for event in first] == [1, 2]
+            await drop(engine, run_id)
+            rest: list[EncodedEvent] = []
+            while not feed.ended:
+                rest += await feed.read(wait_s=5, limit=2)
+            assert [(event.seq, event.type) for event in rest] == left
+            gap = as_view(rest[0])
+            assert gap.model_dump()["data"]["kept_from"] == end
+            assert gap.model_dump()["data"]["run"]["retained_from_seq"] == end
+            rest = await threads.read(wait_s=5, limit=2) + await threads.read(wait_s=5, limit=2)
+            assert [(event.seq, event.type) for event in rest] == left
+
+        reads = disturbed(engine, "events_after", lambda: drop(engine, paged))
+        page = await read_page(reads, LOCAL, paged, after=2, limit=2)
+        assert [event.seq for event in page.events] == [end]
+        assert page.gap is not None
+        assert (page.gap.kept_from, page.gap.run.retained_from_seq, page.next) == (end, end, None)

@@ -1,9 +1,5 @@
 """What is read of a run in several steps is shown as it was at one moment, never mixed (R-1.1)."""
 
-from collections.abc import Awaitable, Callable
-from dataclasses import replace
-from typing import Any, cast
-
 from perdure.protocol.decisions import Ask, Finish
 from perdure.protocol.states import Answer, NextAction, RunStatus
 from perdure.service.base import Service
@@ -11,39 +7,10 @@ from perdure.service.principal import LOCAL
 from perdure.service.runs import get_run, list_runs
 from perdure.service.steps import list_steps
 from perdure.service.tool_calls import get_tool_call, list_tool_calls
-from perdure.store.reader import Reader
-from perdure.testing.embedded import Embedded, call, scripted
+from perdure.testing.embedded import call, scripted
 from perdure.testing.tools import ToolZoo
+from tests.flow.meanwhile import disturbed
 from tests.flow.world import flow
-
-
-class Meanwhile:
-    """A reader that lets something happen once, before it answers one kind of question."""
-
-    def __init__(
-        self, reader: Reader, before: str, happens: Callable[[], Awaitable[object]]
-    ) -> None:
-        self._reader, self._before, self._happens = reader, before, happens
-        self.is_due = True
-
-    def __getattr__(self, name: str) -> object:
-        found = getattr(self._reader, name)
-        if name != self._before or not self.is_due:
-            return found
-
-        async def late(*args: object, **named: object) -> object:
-            if self.is_due:
-                self.is_due = False
-                await self._happens()
-            return await cast("Callable[..., Awaitable[object]]", found)(*args, **named)
-
-        return late
-
-
-def disturbed(engine: Embedded, before: str, happens: Callable[[], Awaitable[object]]) -> Service:
-    """Return the service with a reader that is disturbed once."""
-    reader = cast("Any", Meanwhile(engine.core.reader, before, happens))
-    return Service(core=replace(engine.core, reader=reader))
 
 
 async def test_a_run_that_is_answered_while_it_is_read_is_shown_as_it_is_then(url: str) -> None:

@@ -283,7 +283,7 @@ async def _read(service: Service, run_id: str, after: int, take: TakeEvent) -> N
     seq: int | None = after
     while seq is not None:
         page = await read_page(service, LOCAL, run_id, after=seq, limit=_PAGE)
-        for event in page.events:
+        for event in page.events if page.gap_frame is None else [page.gap_frame, *page.events]:
             take(event)
         seq = page.next if page.events else None
 

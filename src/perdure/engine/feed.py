@@ -29,8 +29,28 @@ GATHER_S = 0.02
 """How long live text is gathered before the log is read and the text goes out."""
 
 
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """Events behind the seq `after` and before `kept_from` that are not kept (any more)."""
+
+    after: int
+    kept_from: int
+
+
+def unbroken(page: list[RecordedEvent], after: int) -> list[RecordedEvent]:
+    """Return the events of a page that follow each other from a seq; [] when the first does not."""
+    for place, event in enumerate(page):
+        if event.seq != after + 1 + place:
+            return page[:place]
+    return page
+
+
 class Cursor:
-    """A place in a run's log that moves forward as it is read."""
+    """A place in a run's log that moves forward as it is read.
+
+    Where events are missing it stops once: a read returns [] at once, `take_missing` tells which,
+    and the next read goes on behind them.
+    """
 
     def __init__(
         self, core: Core, run_id: str, seq: int, wakeup: Wakeup, live: "_Live | None" = None
@@ -47,12 +67,14 @@ class Cursor:
         self._next: deque[RecordedEvent] = deque()
         self._goes_on = False
         """The run's row said so, and no `state` event has come since."""
+        self._missing: Missing | None = None
+        self._has_jumped = False
 
     def __aiter__(self) -> Self:
         """Yield the events up to the run's end, waiting for those that are still to come.
 
         Go on later behind the `seq` of the last event that was taken; the cursor's own may be
-        ahead of it.
+        ahead of it. Events that are not kept any more are passed over: the `seq` tells.
         """
         return self
 
@@ -64,16 +86,21 @@ class Cursor:
             self._next.extend(e for e in page if self.only is None or e.type in self.only)
         return self._next.popleft()
 
+    def take_missing(self) -> Missing | None:
+        """Return, once, which events the last read found missing."""
+        missing, self._missing = self._missing, None
+        return missing
+
     async def read(self, *, wait_s: float, limit: int = 100) -> list[RecordedEvent]:
         """Return the next events, at once if there are any; [] after `wait_s` without one.
 
-        After `ended` it returns [] at once.
+        After `ended`, and where events are missing, it returns [] at once.
         """
         give_up = self._core.clock.monotonic() + wait_s
         while True:
             page = await self._page(limit)
             left = give_up - self._core.clock.monotonic()
-            if page or self.ended or left <= 0:
+            if page or self.ended or self._has_jumped or left <= 0:
                 return page
             with anyio.move_on_after(min(left, self._core.settings.poll_interval_s)):
                 await self._wakeup.wait()
@@ -94,7 +121,7 @@ class Cursor:
             page = [live.alignment.durable(event) for event in await self._page(limit)]
             if self.ended:
                 live.alignment.drop_all()
-            if page or self.ended:
+            if page or self.ended or self._has_jumped:
                 return page
             heard = live.alignment.live()
             left = give_up - self._core.clock.monotonic()
@@ -127,14 +154,20 @@ class Cursor:
             group.start_soon(voice)
 
     async def _page(self, limit: int) -> list[RecordedEvent]:
-        page = await self._core.reader.events_after(self._run_id, self.seq, limit=limit)
+        found = await self._core.reader.events_after(self._run_id, self.seq, limit=limit)
+        page = unbroken(found, self.seq)
+        self._has_jumped = bool(found) and not page
+        if self._has_jumped:
+            self._missing = Missing(after=self.seq, kept_from=found[0].seq)
+            self.seq = found[0].seq - 1
+            return []
         if page:
             self.seq = page[-1].seq
         if any(event.type == "state" for event in page):
             self._goes_on = False
         elif page:
             return page
-        if len(page) < limit and not self._goes_on:
+        if len(found) < limit and not self._goes_on:
             await self._look_for_end()
         return page
 

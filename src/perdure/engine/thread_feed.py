@@ -21,7 +21,7 @@ import anyio
 import anyio.abc
 
 from perdure.engine.core import Core
-from perdure.engine.feed import Cursor, follow
+from perdure.engine.feed import Cursor, Missing, follow
 from perdure.engine.live import Fragment
 from perdure.protocol.errors import HistoryReset, Malformed
 from perdure.protocol.log import RecordedEvent
@@ -87,12 +87,12 @@ async def start_at(core: Core, thread_id: str, place: Place) -> ThreadStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """What one run of the thread has to say. `gap_after`: events behind that seq are not kept."""
+    """What one run of the thread has to say: events, live text, or which events are not kept."""
 
     position: int
     row: RunRow
     items: list[RecordedEvent] | list[Fragment]
-    gap_after: int | None = None
+    missing: Missing | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -103,7 +103,6 @@ class _Branch:
     row: RunRow
     cursor: Cursor
     scope: anyio.CancelScope
-    gap_after: int | None
     is_behind: bool = True
 
 
@@ -174,12 +173,8 @@ class ThreadCursor:
         if row.hot.state in TERMINAL and seq >= row.hot.last_seq:
             del self.place.open[position]
             return
-        start = max(seq, row.hot.retained_from_seq - 1)
-        gap_after = seq if start > seq else None
-        cursor, scope = await self._group.start(self._follow, position, row, start)
-        self._branches[position] = _Branch(
-            position=position, row=row, cursor=cursor, scope=scope, gap_after=gap_after
-        )
+        cursor, scope = await self._group.start(self._follow, position, row, seq)
+        self._branches[position] = _Branch(position=position, row=row, cursor=cursor, scope=scope)
         self._mark(position)
 
     async def _follow(
@@ -218,9 +213,10 @@ class ThreadCursor:
             branch = self._branches.get(position)
             if branch is None:
                 continue
-            if branch.gap_after is not None:
-                return self._gap(branch, branch.gap_after)
             items = await branch.cursor.read_live(wait_s=0, limit=limit)
+            if (missing := branch.cursor.take_missing()) is not None:
+                self._marked[position] = None
+                return Batch(position=position, row=branch.row, items=[], missing=missing)
             if items:
                 branch.is_behind = branch.is_behind and len(items) == limit
                 self._marked[position] = None
@@ -239,11 +235,6 @@ class ThreadCursor:
             if (branch := self._branches.get(position)) is not None and branch.is_behind
         )
         return min(behind, default=next(iter(self._marked)))
-
-    def _gap(self, branch: _Branch, after: int) -> Batch:
-        branch.gap_after = None
-        self._mark(branch.position)
-        return Batch(position=branch.position, row=branch.row, items=[], gap_after=after)
 
 
 @asynccontextmanager

@@ -138,7 +138,7 @@ class StreamContext:
 
 
 class EventStream(Response):
-    """The events of a run or a thread, from `first` (a frame to begin with, such as `gap`) and the feed."""
+    """The events of a run or a thread."""
 
     media_type = MEDIA_TYPE
 
@@ -147,7 +147,6 @@ class EventStream(Response):
         open_feed: Callable[[], AbstractAsyncContextManager[Source]],
         context: StreamContext,
         *,
-        first: EncodedEvent | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(None, 200, headers={"X-Accel-Buffering": "no", **(headers or {})})
@@ -159,7 +158,6 @@ class EventStream(Response):
         self.raw_headers.append((b"content-type", MEDIA_TYPE.encode()))
         self._open_feed = open_feed
         self._context = context
-        self._first = first
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Stream until the run ends, the client leaves or the server stops."""
@@ -209,8 +207,6 @@ class EventStream(Response):
         settings = self._context.settings
         size = _PageSize(settings.sse_buffer_bytes_max)
         await outlet.put(b"retry: %d\n\n" % settings.sse_retry_ms)
-        if self._first is not None:
-            await outlet.put_events([self._first])
         while not feed.ended:
             events = await feed.read(wait_s=settings.sse_heartbeat_s, limit=size.events)
             if events:

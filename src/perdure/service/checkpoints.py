@@ -44,7 +44,8 @@ async def get_state(service: Service, principal: Principal, identifier: str) -> 
     try:
         state = await state_at(service.core, run, row.seq)
     except Damaged as error:
-        if run.hot.retained_from_seq > 1:
+        now = await own_run(service, principal, row.run_id)  # it may have gone meanwhile
+        if now.hot.retained_from_seq > 1:
             raise Gone("the history of the run is no longer kept") from error
         raise Conflict(f"the history of the run is damaged: {error}") from error
     return CheckpointState(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from pydantic import JsonValue
 
-from perdure.engine.feed import Cursor, follow
+from perdure.engine.feed import Cursor, Missing, follow, unbroken
 from perdure.engine.live import Fragment
 from perdure.protocol.base import SCHEMA_VERSION, format_time
 from perdure.protocol.codec import decode, encode
@@ -21,7 +21,7 @@ from perdure.protocol.events import DeltaEvent, StateEvent
 from perdure.protocol.failures import FailureCode
 from perdure.protocol.ids import EVENT, RUN, event_id, span_id
 from perdure.protocol.log import DamagedEvent, RecordedEvent, Unknown
-from perdure.protocol.runs import RunRow
+from perdure.protocol.runs import RunFacts, RunRow
 from perdure.protocol.states import TERMINAL, CancelAction, InterruptKind, RunState, RunStatus
 from perdure.service.base import Service, interrupts_of, own_run
 from perdure.service.principal import Principal
@@ -53,12 +53,16 @@ class EncodedEvent:
 
 @dataclass(frozen=True, slots=True)
 class EncodedPage:
-    """Events of a run in order. `last_seq` is the end of its log, `next` None when reached."""
+    """Events of a run in order. `last_seq` is the end of its log, `next` None when reached.
+
+    `gap`: events before the first one are not kept; `gap_frame` says so as an event.
+    """
 
     events: list[EncodedEvent]
     last_seq: int
     next: int | None
     gap: Snapshot | None
+    gap_frame: EncodedEvent | None
 
     def body(self) -> bytes:
         """Return the page as JSON, an `EventPage`."""
@@ -195,11 +199,14 @@ class Feed:
     async def read(self, *, wait_s: float, limit: int) -> list[EncodedEvent]:
         """Return the next events, at once if there are any; [] after `wait_s` without one.
 
-        When live text was asked for, it comes between the events. Of events that are not wanted
-        the last one comes without a body when nothing that is wanted follows it: its seq is told.
-        The terminal event always comes, or an end could not be told from a cut.
+        Where events are not kept a `gap` comes in their place, whether they went before or
+        meanwhile. When live text was asked for, it comes between the events. Of events that are not
+        wanted the last one comes without a body when nothing that is wanted follows it: its seq is
+        told. The terminal event always comes, or an end could not be told from a cut.
         """
         found = await self.cursor.read_live(wait_s=wait_s, limit=limit)
+        if (missing := self.cursor.take_missing()) is not None:
+            return [await gap_frame(self.projector.service, self.projector.row, missing)]
         wanted: list[EncodedEvent] = []
         passed: EncodedEvent | None = None
         for item in found:
@@ -237,16 +244,22 @@ async def read_page(
     """
     row = await own_run(service, principal, run_id)
     check_cursor(row, after)
-    found = await service.reader.events_after(run_id, after, limit=limit)
+    kept = await service.reader.events_after(run_id, after, limit=limit)
+    missing = None
+    if kept and kept[0].seq > after + 1:
+        missing = Missing(after=after, kept_from=kept[0].seq)
+    found = unbroken(kept, kept[0].seq - 1) if kept else []
     projector = Projector(service, row)
     wanted = [event for event in found if only is None or event.type in only]
     events = [await projector.encode(event) for event in wanted]
     last = found[-1].seq if found else after
+    gap = None if missing is None else await _snapshot(service, row, missing)
     return EncodedPage(
         events=events,
         last_seq=max(row.hot.last_seq, last),
         next=last if last < row.hot.last_seq else None,
-        gap=await gap_of(service, row, after),
+        gap=gap,
+        gap_frame=None if gap is None else _frame(gap, row.facts),
     )
 
 
@@ -257,7 +270,7 @@ async def starting_point(
     row = await own_run(service, principal, run_id)
     check_cursor(row, after)
     ended = row.hot.state in TERMINAL and after >= row.hot.last_seq
-    return StartingPoint(row=row, after=after, is_over=ended, gap=await gap_of(service, row, after))
+    return StartingPoint(row=row, after=after, is_over=ended)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,30 +280,6 @@ class StartingPoint:
     row: RunRow
     after: int
     is_over: bool
-    gap: Snapshot | None
-
-    def gap_frame(self) -> EncodedEvent | None:
-        """Return the event that says what is missing; reading goes on after its seq."""
-        if self.gap is None:
-            return None
-        facts, seq = self.row.facts, self.gap.kept_from - 1
-        head = encode(
-            {
-                "event_id": event_id(facts.run_id, seq),
-                "run_id": facts.run_id,
-                "seq": seq,
-                "type": "gap",
-                "step_index": self.row.hot.step_index,
-                "time": format_time(self.row.hot.updated_at),
-                "schema_version": SCHEMA_VERSION,
-                "attempt": self.row.hot.attempt,
-                "trace_id": facts.trace_id,
-                "span_id": span_id(facts.run_id, self.row.hot.step_index),
-            }
-        )
-        data = self.gap.model_dump_json().encode()
-        body = one_line(head[:-1] + b',"data":' + data + b"}")
-        return EncodedEvent(seq, "gap", body, is_end=False)
 
 
 @asynccontextmanager
@@ -309,8 +298,7 @@ async def follow_run(
     Raises NotFound, HistoryReset.
     """
     run_id = start.row.facts.run_id
-    after = start.after if start.gap is None else start.gap.kept_from - 1
-    async with follow(service.core, run_id, after, live=live) as cursor:
+    async with follow(service.core, run_id, start.after, live=live) as cursor:
         yield Feed(cursor, Projector(service, start.row), only)
 
 
@@ -323,13 +311,36 @@ def check_cursor(row: RunRow, after: int) -> None:
         )
 
 
-async def gap_of(service: Service, row: RunRow, after: int) -> Snapshot | None:
-    """Return the run as it stands, when events behind `after` are no longer kept."""
-    kept_from = row.hot.retained_from_seq
-    if after + 1 >= kept_from:
-        return None
-    run = await view_of(service, row)
-    return Snapshot.model_construct(kept_from=run.retained_from_seq, run=run)
+async def gap_frame(service: Service, row: RunRow, missing: Missing) -> EncodedEvent:
+    """Return the event that stands for events that are not kept, with the run as it is by then."""
+    return _frame(await _snapshot(service, row, missing), row.facts)
+
+
+async def _snapshot(service: Service, row: RunRow, missing: Missing) -> Snapshot:
+    now = await service.reader.find_run(row.facts.tenant_id, row.facts.run_id)
+    run = await view_of(service, now or row)
+    return Snapshot.model_construct(kept_from=missing.kept_from, run=run)
+
+
+def _frame(gap: Snapshot, facts: RunFacts) -> EncodedEvent:
+    """Return a gap as an event; reading goes on after its seq."""
+    seq, run = gap.kept_from - 1, gap.run
+    head = encode(
+        {
+            "event_id": event_id(facts.run_id, seq),
+            "run_id": facts.run_id,
+            "seq": seq,
+            "type": "gap",
+            "step_index": run.step_index,
+            "time": format_time(run.updated_at),
+            "schema_version": SCHEMA_VERSION,
+            "attempt": run.attempt,
+            "trace_id": facts.trace_id,
+            "span_id": span_id(facts.run_id, run.step_index),
+        }
+    )
+    body = one_line(head[:-1] + b',"data":' + gap.model_dump_json().encode() + b"}")
+    return EncodedEvent(seq, "gap", body, is_end=False)
 
 
 async def get_event(service: Service, principal: Principal, identifier: str) -> EncodedEvent:

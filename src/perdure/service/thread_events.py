@@ -21,7 +21,7 @@ from perdure.engine.thread_feed import (
 from perdure.protocol.codec import encode
 from perdure.protocol.errors import HistoryReset, PerdureError
 from perdure.service.base import Service
-from perdure.service.events import EncodedEvent, Projector, StartingPoint, gap_of
+from perdure.service.events import EncodedEvent, Projector, gap_frame
 from perdure.service.principal import Principal
 from perdure.service.threads import own_thread
 
@@ -49,8 +49,9 @@ class ThreadFeed:
         batch = await self.cursor.read(wait_s=wait_s, limit=limit)
         if batch is None:
             return []
-        if batch.gap_after is not None:
-            return await self._gap(batch, batch.gap_after)
+        if batch.missing is not None:
+            frame = await gap_frame(self.service, batch.row, batch.missing)
+            return [self._placed(batch.position, frame)]
         projector = self._projector(batch)
         found: list[EncodedEvent] = []
         for item in batch.items:
@@ -76,12 +77,6 @@ class ThreadFeed:
         assert event.seq is not None
         self.cursor.place.open[position] = event.seq
         return replace(event, place=self.place)
-
-    async def _gap(self, batch: Batch, after: int) -> list[EncodedEvent]:
-        gap = await gap_of(self.service, batch.row, after)
-        start = StartingPoint(row=batch.row, after=after, is_over=False, gap=gap)
-        frame = start.gap_frame()
-        return [] if frame is None else [self._placed(batch.position, frame)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

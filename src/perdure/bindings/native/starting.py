@@ -101,6 +101,5 @@ async def stream_of(
     return EventStream(
         lambda: events.follow_run(call.service, start, live=True, only=only),
         call.state.streams,
-        first=start.gap_frame(),
         headers=headers,
     )
