@@ -1,6 +1,7 @@
 """`perdure verify`: what it looks at, what it says, and its exit code."""
 
 import json
+import re
 import sqlite3
 from contextlib import closing
 
@@ -58,3 +59,42 @@ def test_a_journal_is_compared_and_a_broken_one_is_refused(perdure: Program) -> 
         assert refused.code == 2
         assert "line 2" in refused.err
     assert perdure("verify", "--journal", str(journal) + ".none").code == 2
+
+
+def test_what_was_done_after_a_backup_is_found_by_the_journal_alone(perdure: Program) -> None:
+    """C3: the restored database is whole, and its runs would have the effects a second time."""
+    perdure("run", "echo", *HERE)
+    waits = perdure("run", "ships", "--json", *HERE).json["run_id"]
+    decides = perdure("run", "ships", "--json").json["run_id"]
+    database = perdure.folder / ".perdure" / "perdure.db"
+    backup = perdure.folder / "backup.db"
+    with closing(sqlite3.connect(database)) as connection:
+        connection.execute("VACUUM INTO ?", (str(backup),))
+    keys = [_key_once_it_ended(perdure, run_id) for run_id in (waits, decides)]
+    journal = perdure.folder / "effects.jsonl"
+    journal.write_text("".join(json.dumps({"key": key}) + "\n" for key in keys))
+    assert perdure("verify", "--journal", str(journal)).code == 0
+    for path in (database, *database.parent.glob("*-wal"), *database.parent.glob("*-shm")):
+        path.unlink()
+    backup.rename(database)
+    assert perdure("verify").code == 0
+    found = perdure("verify", "--journal", str(journal))
+    assert found.code == 1
+    assert f"C3    {keys[1]}: 1 effects under a key that no call has\n" in found.out
+    assert re.search(
+        rf"^C3  {waits}  tc_\w+: 1 effects, 0 are accounted for$", found.out, re.MULTILINE
+    )
+    assert found.out.count("\n") == 2
+
+
+def _key_once_it_ended(perdure: Program, run_id: str) -> str:
+    """Have a run carried out and what it asks approved; return the key of its one call."""
+    for _ in range(100):
+        for asked in perdure("interrupts", "list", "--run", run_id, "--json").json["items"]:
+            perdure("interrupts", "resolve", asked["interrupt_id"], "--approve")
+        perdure("run", "echo", *HERE)  # its worker takes the other runs, too
+        if perdure("runs", "show", run_id, "--json").json["state"] == "succeeded":
+            break
+    events = perdure("runs", "events", run_id, "--json").json
+    (key,) = [event["data"]["effect_key"] for event in events if event["type"] == "action"]
+    return key
