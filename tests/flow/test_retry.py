@@ -20,7 +20,7 @@ from perdure.protocol.errors import Conflict, IdempotencyMismatch, Invalid
 from perdure.protocol.events import ActionEvent, ArtifactEvent, PlanItem, StateEvent, Usage
 from perdure.protocol.failures import FailureCode
 from perdure.protocol.runs import Run, RunOptions, next_actions
-from perdure.protocol.states import Answer, NextAction, RunState, ToolCallStatus
+from perdure.protocol.states import Answer, CancelOption, NextAction, RunState, ToolCallStatus
 from perdure.service.base import Service
 from perdure.service.branches import RetryRequest, retry
 from perdure.service.principal import LOCAL
@@ -413,3 +413,38 @@ async def test_arguments_that_a_call_was_begun_with_are_not_edited(
         await engine.wait_terminal(made.run_id)
     assert [one for _, one in begun] == [item, item]
     assert len({key for key, _ in begun}) == 1
+
+
+async def test_a_retry_makes_anew_what_it_owes_and_what_was_discarded(
+    url: str, zoo: ToolZoo
+) -> None:
+    """R-9.7, R-10.3: a required artifact whose only copies are discarded is missing; also in a
+    retry of the retry, and when it was discarded after that one had begun."""
+
+    def decide(context: PlannerContext) -> Decision:
+        notes: list[JsonValue] = [note.reason for turn in context.turns for note in turn.notes]
+        made = [name for turn in context.turns for name in turn.calls]
+        if not made:
+            return call("draw", text="first")
+        if not any(turn.asks for turn in context.turns):
+            return Ask(title="?")
+        return call("draw", text="anew") if notes and len(made) == 1 else Finish(answer=notes)
+
+    async with flow(url, [scripted("owes", decide, tools=["draw"])], zoo) as engine:
+        first = await engine.submit("owes", required_artifacts=("drawing.txt",))
+        await engine.wait_waiting(first)
+        await engine.cancel(first, options=CancelOption.DISCARD_ARTIFACTS)
+        await engine.wait_terminal(first)
+        second = (await again(engine, first)).run_id
+        await engine.wait_waiting(second)
+        await engine.cancel(second)
+        await engine.wait_terminal(second)
+        third = (await again(engine, second)).run_id
+        (question,) = await engine.wait_waiting(third)
+        await engine.answer(question.interrupt_id, Answer.RESPOND, value=1)
+        row = await engine.wait_terminal(third)
+        assert row.hot.state is RunState.SUCCEEDED
+        log = await engine.events(third)
+        assert [item.version for item in data_of(log, ArtifactEvent)] == [2]
+        told = data_of(log, StateEvent)[-1].answer
+        assert told == ["required artifacts are missing: drawing.txt"]

@@ -28,6 +28,7 @@ from perdure.engine.closing import (
 from perdure.engine.core import Core
 from perdure.engine.counting import count_draft
 from perdure.engine.deciding import Deciding
+from perdure.engine.discarding import note_discarded
 from perdure.engine.draft import Draft, KeptField
 from perdure.engine.effects import Effects
 from perdure.engine.failing import CannotStore, draft_failed_attempt, is_about_data, told_of
@@ -218,6 +219,8 @@ class Attempt:
 
     async def _carry_out(self, decision: Decision) -> None:
         """Write what was decided, and begin what it asks for."""
+        if isinstance(decision, Finish):
+            await note_discarded(self.core, self.view)
         try:
             keeps = await self._looked_around(decision)
         except PlannerFailure as error:

@@ -482,7 +482,8 @@ def stands(view: RunView, decision: Finish) -> bool:
 
 
 def _answer_problem(view: RunView, answer: JsonValue, made: Collection[str] = ()) -> str | None:
-    options, there = view.facts.options, view.snapshot.artifacts.keys() | made
+    options = view.facts.options
+    there = (view.snapshot.artifacts.keys() - view.discarded).union(made)
     missing = [name for name in options.required_artifacts if name not in there]
     if missing:
         return f"required artifacts are missing: {', '.join(missing)}"

@@ -69,6 +69,8 @@ class RunView:
     executions: dict[str, Executions] = field(default_factory=no_entries)
     retry_at: dict[str, float] = field(default_factory=no_entries)
     """When calls in back-off are due, by the engine's monotonic clock; from their retry events."""
+    discarded: frozenset[str] = frozenset()
+    """Artifacts that the run owes and shares, but that a cancel discarded, as last looked up."""
     _records: dict[str, CallRecord] = field(default_factory=no_entries)
     handoff: HandoffRecord | None = None
     _asks: dict[str, AskRecord] = field(default_factory=no_entries)

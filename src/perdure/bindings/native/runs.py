@@ -41,7 +41,8 @@ class CancelRequest(Model):
     discard_artifacts: bool = Field(
         default=False,
         description="when the run ends, its artifacts and those of the runs that end with it become "
-        "`discarded`: their content is not given out any more, and is deleted in time",
+        "`discarded`: their content is not given out any more, also to forks and retries that share it, and is "
+        "deleted in time",
     )
     reason: str | None = Field(default=None, max_length=5000, description="why, for people")
 
