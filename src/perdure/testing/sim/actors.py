@@ -255,9 +255,9 @@ class InlineUserCode(UserCode):
         """Return False."""
         return False
 
-    def run_async(self, body: Callable[[], Awaitable[R]]) -> Call[R]:
+    def run_async(self, body: Callable[[], Awaitable[R]], label: str = "") -> Call[R]:
         """Start the body as a task."""
-        call: Call[R] = Call(body)
+        call: Call[R] = Call(body, label)
         call.claim()
         call.home = self
         call.task = asyncio.get_running_loop().create_task(_execute(call))
