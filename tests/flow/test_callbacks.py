@@ -14,6 +14,7 @@ from perdure.protocol.records import ToolCallRow
 from perdure.protocol.runs import RunRow, waiting_on
 from perdure.protocol.states import Answer, ParkedOn, RunState, ToolCallStatus, WaitingOn
 from perdure.protocol.tools import ToolResult
+from perdure.store.keeping import LATE_PER_EXECUTION_MAX
 from perdure.store.requests import LeaseKey, TimerKind
 from perdure.testing.embedded import Embedded, call, calls, scripted, unasked
 from perdure.testing.tools import ToolZoo
@@ -128,6 +129,13 @@ async def test_what_comes_after_the_result_is_late(url: str, zoo: ToolZoo) -> No
         error = await refused(engine, first, done(1), AlreadyAnswered)
         assert error.details == {"status": "failed", "late": True}
         await refused(engine, first, done(1), AlreadyAnswered)
+        for other in (done(7), done(7).model_copy(update={"external_ref": "job-3"})):
+            error = await refused(engine, first, other, AlreadyAnswered)
+            assert error.details == {"status": "failed", "late": True}
+        for number in range(LATE_PER_EXECUTION_MAX - 3):
+            await refused(engine, first, done(100 + number), AlreadyAnswered)
+        error = await refused(engine, first, done(8), AlreadyAnswered)
+        assert error.details == {"status": "failed", "late": False}
         row = await engine.cancel(run_id)
         assert row.hot.code is FailureCode.RUN_CANCELLED  # at once
         ended = await call_of(engine, run_id, 1)
@@ -135,8 +143,16 @@ async def test_what_comes_after_the_result_is_late(url: str, zoo: ToolZoo) -> No
         error = await refused(engine, second, done(2), Gone)
         assert error.details == {"status": "unknown", "late": True}
         late = [event.data for event in await engine.events(run_id) if event.type == "late"]
-        told = [(item.tool_call_id, item.output) for item in late if isinstance(item, LateEvent)]
-        assert told == [(first.tool_call_id, 1), (second.tool_call_id, 2)]
+        told = [
+            (item.tool_call_id, item.output, item.external_ref)
+            for item in late
+            if isinstance(item, LateEvent)
+        ]
+        assert told[:3] == [
+            (first.tool_call_id, *rest) for rest in ((1, None), (7, None), (7, "job-3"))
+        ]
+        assert len(told) == LATE_PER_EXECUTION_MAX + 1
+        assert told[-1] == (second.tool_call_id, 2, None)
         assert await engine.core.reader.timers_of(run_id) == []
 
 

@@ -35,7 +35,7 @@ from perdure.protocol.states import (
 )
 from perdure.protocol.tools import ToolResult, read_spec
 from perdure.store.commits import CallUpdate
-from perdure.store.requests import LateResult
+from perdure.store.requests import LateKept, LateResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ async def call_back(
 
     Raises NotFound; Conflict when no callback is waited for; AlreadyAnswered when the call has
     another result, and Gone when its time is over or its run is: then the callback is recorded as
-    `late`; Invalid or TooLarge when the output does not fit its tool's schema or the limit.
+    `late`, unless so many contradict each other that no more is kept; Invalid or TooLarge when the output does not fit its tool's schema or the limit.
     """
     call = await _find(core, tenant_id, tool_call_id)
     keep(result.output)
@@ -146,8 +146,7 @@ async def _too_late(core: Core, call: ToolCallRow, result: ToolResult) -> Confli
     numbers = [row for row in executions if row.tool_call_id == call.tool_call_id]
     if numbers:
         kept, last = keep(result.output), numbers[-1]
-        details["late"] = True
-        await core.store.record_late(
+        recorded = await core.store.record_late(
             LateResult(
                 run_id=call.run_id,
                 tool_call_id=call.tool_call_id,
@@ -162,6 +161,7 @@ async def _too_late(core: Core, call: ToolCallRow, result: ToolResult) -> Confli
                 blobs=kept.blobs,
             )
         )
+        details["late"] = recorded is not LateKept.LEFT_OUT
     if run.hot.state in TERMINAL or run.hot.cancel_epoch > 0:
         return Gone("the run has ended or is being ended", details=details)
     if is_open(call.status):

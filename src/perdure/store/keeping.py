@@ -1,16 +1,17 @@
 """Rules of what is kept: histories and content that may go, and what is a repetition."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
+from perdure.protocol.codec import digest
 from perdure.protocol.records import MessageRow, ThreadRow
 from perdure.protocol.runs import RunHot
 from perdure.protocol.states import (
     TERMINAL,
 )
 from perdure.store.commits import Commit
-from perdure.store.requests import RetentionRule
+from perdure.store.requests import LateKept, LateResult, RetentionRule
 
 
 def lasting_digests(commit: Commit) -> frozenset[str]:
@@ -59,6 +60,24 @@ def drop_history(hot: RunHot) -> RunHot:
     """Return the row of an ended run whose history went."""
     assert hot.terminal_seq is not None, "only ended runs lose their history"
     return replace(hot, retained_from_seq=hot.terminal_seq, checkpoint_seq=None)
+
+
+LATE_PER_EXECUTION_MAX = 16
+"""How many late results of one execution are kept: those that say something else."""
+
+
+def late_digest(late: LateResult) -> str:
+    """Return the digest by which a late result of an execution is the same as another."""
+    ref = None if late.output_ref is None else late.output_ref.digest
+    return digest([late.status, late.output, ref, late.external_ref])
+
+
+def what_of_late(known: Collection[str], given: str) -> LateKept:
+    """Return what becomes of a late result, with the digests of those of its execution."""
+    if given in known:
+        return LateKept.KNOWN
+    full = len(known) >= LATE_PER_EXECUTION_MAX
+    return LateKept.LEFT_OUT if full else LateKept.RECORDED
 
 
 def is_same_thread(found: ThreadRow, given: ThreadRow) -> bool:

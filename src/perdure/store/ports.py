@@ -32,6 +32,7 @@ from perdure.store.requests import (
     Claimed,
     ClaimWant,
     Inserted,
+    LateKept,
     LateResult,
     LeaseKey,
     NewRun,
@@ -155,8 +156,10 @@ class Store(Protocol):
         """
         ...
 
-    async def record_late(self, late: LateResult) -> bool:
-        """Append a `late` event, also after the end; False when it was recorded before."""
+    async def record_late(self, late: LateResult) -> LateKept:
+        """Append a `late` event, also after the end, unless it says what another of its execution
+        said (`keeping.late_digest`), or `LATE_PER_EXECUTION_MAX` of it are kept.
+        """
         ...
 
     async def requeue_expired(self, limit: int) -> list[Requeued]:

@@ -175,6 +175,16 @@ class CancelWish:
     options: CancelOption = CancelOption.NONE
 
 
+class LateKept(StrEnum):
+    """What became of a late result."""
+
+    RECORDED = "recorded"
+    KNOWN = "known"
+    """The same result of that execution was recorded before."""
+    LEFT_OUT = "left_out"
+    """`keeping.LATE_PER_EXECUTION_MAX` others of that execution are kept."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LateResult:
     """The result of an execution whose worker lost the run (decision 27)."""

@@ -32,6 +32,7 @@ from perdure.store.requests import (
     Claimed,
     ClaimWant,
     Inserted,
+    LateKept,
     LateResult,
     LeaseKey,
     NewRun,
@@ -240,7 +241,7 @@ class FaultyStore:
 
     # ---------------------------------------------------------------- without
 
-    async def record_late(self, late: LateResult) -> bool:
+    async def record_late(self, late: LateResult) -> LateKept:
         """See the port."""
         return await self._inner.record_late(late)
 

@@ -123,7 +123,10 @@ class Tables:
         default_factory=dict[tuple[str, str, str], SubscriptionRow]
     )
     """By (thread, topic, agent)."""
-    late: dict[tuple[str, int], LateRow] = field(default_factory=dict[tuple[str, int], LateRow])
+    late: dict[tuple[str, int, str], LateRow] = field(
+        default_factory=dict[tuple[str, int, str], LateRow]
+    )
+    """By (call, execution, digest)."""
     agents: dict[tuple[str, str], Registered] = field(
         default_factory=dict[tuple[str, str], Registered]
     )

@@ -25,6 +25,7 @@ from perdure.store.requests import (
     Claimed,
     ClaimWant,
     Inserted,
+    LateKept,
     LateResult,
     LeaseKey,
     NewRun,
@@ -96,20 +97,22 @@ class MemoryStore:
         self._tables.begin_closing(run, now)
         return True
 
-    async def record_late(self, late: LateResult) -> bool:
+    async def record_late(self, late: LateResult) -> LateKept:
         """See `Store.record_late`. Raises NotFound for a run that does not exist."""
         tables = self._tables
         run = tables.runs.get(late.run_id)
         if run is None:
             raise NotFound("no such run")
-        key = (late.tool_call_id, late.execution)
-        if key in tables.late:
-            return False
+        execution, given = (late.tool_call_id, late.execution), keeping.late_digest(late)
+        known = [key[2] for key in tables.late if key[:2] == execution]
+        kept = keeping.what_of_late(known, given)
+        if kept is not LateKept.RECORDED:
+            return kept
         now = tables.clock()
         run.hot = rules.note_late(run.hot, now)
         tables.append_one(run, rules.late_event(late), late.step_index)
         tables.keep_blobs(run, late.blobs, {blob.digest for blob in late.blobs}, now)
-        tables.late[key] = LateRow(
+        tables.late[*execution, given] = LateRow(
             tool_call_id=late.tool_call_id,
             execution=late.execution,
             run_id=late.run_id,
@@ -120,7 +123,7 @@ class MemoryStore:
             external_ref=late.external_ref,
             recorded_at=run.hot.updated_at,
         )
-        return True
+        return kept
 
     async def requeue_expired(self, limit: int) -> list[Requeued]:
         """See `Store.requeue_expired`. The longest expired first."""

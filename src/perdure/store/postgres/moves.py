@@ -12,7 +12,7 @@ from perdure.protocol.errors import NotFound, Unreadable
 from perdure.protocol.ids import RUN, hex_of
 from perdure.protocol.runs import RunHot
 from perdure.protocol.states import TERMINAL, AttemptEnd
-from perdure.store import rules
+from perdure.store import keeping, rules
 from perdure.store.postgres.driver import Connection, Row
 from perdure.store.postgres.moving import (
     append_events,
@@ -24,8 +24,8 @@ from perdure.store.postgres.moving import (
 )
 from perdure.store.postgres.rows import hot_of
 from perdure.store.postgres.statements import SQL
-from perdure.store.postgres.wire import digest_out, id_in, text_out
-from perdure.store.requests import CancelWish, LateResult, LeaseKey, Requeued, TimerKind
+from perdure.store.postgres.wire import digest_in, digest_out, id_in, text_out
+from perdure.store.requests import CancelWish, LateKept, LateResult, LeaseKey, Requeued, TimerKind
 
 log = logging.getLogger(__name__)
 
@@ -129,14 +129,17 @@ async def take_away(
     return True
 
 
-async def record_late(connection: Connection, late: LateResult, clock: datetime | None) -> bool:
+async def record_late(connection: Connection, late: LateResult, clock: datetime | None) -> LateKept:
     """Append a `late` event unless it is there; raise NotFound without the run."""
     row = await _lock(connection, late.run_id, clock)
     if row is None:
         raise NotFound("no such run")
     call = hex_of(late.tool_call_id)
-    if await connection.fetch(SQL["find_late"], call, late.execution):
-        return False
+    given = keeping.late_digest(late)
+    rows = await connection.fetch(SQL["find_late"], call, late.execution)
+    what = keeping.what_of_late([digest_in(found["digest"]) for found in rows], given)
+    if what is not LateKept.RECORDED:
+        return what
     key, now = hex_of(late.run_id), row["clock"]
     hot = rules.note_late(hot_of(row), now)
     await save_moves(connection, [(key, hot)])
@@ -151,10 +154,9 @@ async def record_late(connection: Connection, late: LateResult, clock: datetime 
         uses = [(key, digest, True) for _, digest, _, _ in kept]
         await connection.execute(SQL["use_run_blobs"], *columns(uses))
     written = (late.execution, late.attempt, late.epoch, hot.last_seq, late.status)
-    await connection.execute(
-        SQL["insert_late"], call, key, hot.updated_at, *written, text_out(late.external_ref)
-    )
-    return True
+    told = (text_out(late.external_ref), digest_out(given))
+    await connection.execute(SQL["insert_late"], call, key, hot.updated_at, *written, *told)
+    return what
 
 
 async def _expired(

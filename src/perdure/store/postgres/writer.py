@@ -33,6 +33,7 @@ from perdure.store.requests import (
     Claimed,
     ClaimWant,
     Inserted,
+    LateKept,
     LateResult,
     LeaseKey,
     NewRun,
@@ -104,7 +105,7 @@ class PostgresStore:
         """See `Store.take_away`."""
         return await self._move(lambda c: moves.take_away(c, run_id, reason, self._now()))
 
-    async def record_late(self, late: LateResult) -> bool:
+    async def record_late(self, late: LateResult) -> LateKept:
         """See `Store.record_late`. Raises NotFound for a run that does not exist."""
         return await self._move(lambda c: moves.record_late(c, late, self._now()))
 

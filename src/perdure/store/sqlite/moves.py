@@ -14,11 +14,12 @@ from perdure.protocol.base import to_micros
 from perdure.protocol.errors import NotFound, Unreadable
 from perdure.protocol.runs import RunFacts, RunHot, RunRow
 from perdure.protocol.states import AttemptEnd
-from perdure.store import rules
+from perdure.store import keeping, rules
 from perdure.store.requests import (
     CancelWish,
     Claimed,
     ClaimWant,
+    LateKept,
     LateResult,
     LeaseKey,
     Renewal,
@@ -32,9 +33,11 @@ from perdure.store.sqlite.rows import (
     INPUT_POSITION,
     Row,
     maybe,
+    pack_digest,
     pack_id,
     read_facts,
     read_kept,
+    unpack_digest,
 )
 from perdure.store.sqlite.transaction import NO_REF, Transaction, pack_own_event
 from perdure.store.sqlite.wide import Values, ask_rows, write_rows
@@ -201,14 +204,17 @@ def take_away(tx: Transaction, run_id: str, reason: str) -> bool:
     return True
 
 
-def record_late(tx: Transaction, late: LateResult) -> bool:
-    """Append a late result, once for each execution."""
+def record_late(tx: Transaction, late: LateResult) -> LateKept:
+    """Append a late result, once for each that says something else of its execution."""
     run, call = pack_id(late.run_id), pack_id(late.tool_call_id)
     before = tx.load(run)
     if before is None:
         raise NotFound("no such run")
-    if tx.one("find_late", run, call, late.execution) is not None:
-        return False
+    given = keeping.late_digest(late)
+    known = [unpack_digest(row[0]) for row in tx.all("find_late", run, call, late.execution)]
+    kept = keeping.what_of_late(known, given)
+    if kept is not LateKept.RECORDED:
+        return kept
     hot = rules.note_late(before.hot, tx.now)
     _save(tx, run, before, hot)
     tx.append(run, hot, rules.late_event(late), late.step_index)
@@ -227,8 +233,9 @@ def record_late(tx: Transaction, late: LateResult) -> bool:
         late.status.value,
         late.external_ref,
         to_micros(hot.updated_at),
+        pack_digest(given),
     )
-    return True
+    return kept
 
 
 def requeue_expired(tx: Transaction, limit: int) -> list[Requeued]:

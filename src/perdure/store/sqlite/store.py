@@ -18,6 +18,7 @@ from perdure.store.requests import (
     Claimed,
     ClaimWant,
     Inserted,
+    LateKept,
     LateResult,
     LeaseKey,
     NewRun,
@@ -78,7 +79,7 @@ class SqliteStore:
         """See `Store.take_away`."""
         return await self._writer.run(lambda tx: moves.take_away(tx, run_id, reason))
 
-    async def record_late(self, late: LateResult) -> bool:
+    async def record_late(self, late: LateResult) -> LateKept:
         """See `Store.record_late`. Raises NotFound for a run that does not exist."""
         return await self._writer.run(lambda tx: moves.record_late(tx, late))
 

@@ -8,10 +8,12 @@ from perdure.protocol import ids
 from perdure.protocol.errors import NotFound
 from perdure.protocol.events import CancelEvent, LateEvent
 from perdure.protocol.states import CancelAction, CancelOption, ParkedOn, RunState, ToolCallStatus
+from perdure.protocol.values import BlobRef
 from perdure.store.commits import Behind, CancelRequested
+from perdure.store.keeping import LATE_PER_EXECUTION_MAX
 from perdure.store.ports import Store
 from perdure.store.reader import Reader
-from perdure.store.requests import CancelWish, DueTimer, NewBlob, TimerKind
+from perdure.store.requests import CancelWish, DueTimer, LateKept, NewBlob, TimerKind
 from perdure.testing.builders import (
     FAILED,
     PLANNING,
@@ -225,8 +227,8 @@ class LateContract(Contract):
         row, call = await with_call(store, reader, held.row)
         clock.advance(3)
         late = replace(late_result(call, output={"n": 1}), step_index=4)
-        assert await store.record_late(late)
-        assert not await store.record_late(replace(late, output="another"))
+        assert await store.record_late(late) is LateKept.RECORDED
+        assert await store.record_late(replace(late, attempt=2, epoch=1)) is LateKept.KNOWN
         last = (await history(reader, call.run_id))[-1]
         assert last.data == LateEvent(
             tool_call_id=call.tool_call_id,
@@ -252,10 +254,38 @@ class LateContract(Contract):
         held = await claimed(store)
         _, call = await with_call(store, reader, held.row)
         for number in (2, 1, 3):
-            assert await store.record_late(late_result(call, execution=number))
+            late = late_result(call, execution=number)
+            assert await store.record_late(late) is LateKept.RECORDED
         found = await reader.list_late(call.run_id)
         assert [row.execution for row in found] == [2, 1, 3]
         assert [row.seq for row in found] == sorted(row.seq for row in found)
+
+    async def test_results_of_an_execution_that_differ_are_all_kept_up_to_a_bound(
+        self, store: Store, reader: Reader
+    ) -> None:
+        """R-5.10, R-9.3: output, status and the id outside make another; a few of them are enough."""
+        held = await claimed(store)
+        _, call = await with_call(store, reader, held.row)
+        ref = BlobRef(digest="a" * 64, size=9)
+        first = late_result(call)
+        others = [
+            replace(first, output="another"),
+            replace(first, output=None, output_ref=ref),
+            replace(first, status=ToolCallStatus.FAILED),
+            replace(first, external_ref=None),
+            *(replace(first, output=n) for n in range(LATE_PER_EXECUTION_MAX - 5)),
+        ]
+        for late in (first, *others):
+            assert await store.record_late(late) is LateKept.RECORDED
+            assert await store.record_late(late) is LateKept.KNOWN
+        before = (await look(reader, call.run_id)).hot
+        assert await store.record_late(replace(first, output="much")) is LateKept.LEFT_OUT
+        assert await store.record_late(first) is LateKept.KNOWN
+        assert (await look(reader, call.run_id)).hot == before
+        found = await reader.list_late(call.run_id)
+        assert len(found) == LATE_PER_EXECUTION_MAX
+        assert [row.seq for row in found] == sorted({row.seq for row in found})
+        assert await store.record_late(replace(first, execution=2)) is LateKept.RECORDED
 
     async def test_a_late_result_moves_nothing_but_the_seq(
         self, store: Store, reader: Reader
@@ -276,7 +306,7 @@ class LateContract(Contract):
         held = await claimed(store)
         row, call = await with_call(store, reader, held.row)
         ended = await advanced(store, reader, commit_of(row, path=(FAILED,)))
-        assert await store.record_late(late_result(call))
+        assert await store.record_late(late_result(call)) is LateKept.RECORDED
         after = await look(reader, call.run_id)
         assert after.hot.last_seq == ended.hot.last_seq + 1
         assert after.hot.terminal_seq == ended.hot.terminal_seq

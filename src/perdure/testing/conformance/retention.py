@@ -12,7 +12,7 @@ from perdure.protocol.states import ArtifactStatus, RunState
 from perdure.store.commits import NewArtifact
 from perdure.store.ports import Store
 from perdure.store.reader import Reader
-from perdure.store.requests import NewBlob, RetentionRule
+from perdure.store.requests import LateKept, NewBlob, RetentionRule
 from perdure.testing.builders import (
     claimed,
     commit_of,
@@ -126,7 +126,7 @@ class RetentionContract(Contract):
         ended = await finish(store, reader, row.facts.run_id)
         clock.advance(DAY_S)
         await store.expire_history(KEEP_A_DAY, after=None, limit=10)
-        assert await store.record_late(late_result(call))
+        assert await store.record_late(late_result(call)) is LateKept.RECORDED
         events = await reader.events_after(row.facts.run_id, ended.hot.last_seq, limit=10)
         assert [(event.seq, event.type) for event in events] == [(ended.hot.last_seq + 1, "late")]
 

@@ -372,6 +372,7 @@ CREATE INDEX artifacts_by_run ON artifacts (run_id, artifact_id);
 CREATE INDEX artifacts_by_thread ON artifacts (thread_id, artifact_id);
 CREATE INDEX artifacts_by_tenant ON artifacts (tenant_id, artifact_id);
 
+-- A digest of what is told: an execution may come late in several ways.
 CREATE TABLE late_results (
     tool_call_id uuid NOT NULL,
     run_id uuid NOT NULL,
@@ -382,7 +383,8 @@ CREATE TABLE late_results (
     seq integer NOT NULL,
     status text NOT NULL,
     external_ref bytea,
-    PRIMARY KEY (tool_call_id, execution)
+    digest bytea NOT NULL,
+    PRIMARY KEY (tool_call_id, execution, digest)
 );
 CREATE INDEX late_results_by_run ON late_results (run_id, seq);
 

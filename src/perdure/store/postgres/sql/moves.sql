@@ -211,11 +211,11 @@ DELETE FROM timers AS t USING unnest($1::uuid[], $2::uuid[], $3::text[]) AS u(ru
 
 -- name: insert_late
 INSERT INTO late_results (
-    tool_call_id, run_id, recorded_at, execution, attempt, epoch, seq, status, external_ref)
-VALUES ($1::uuid, $2::uuid, $3, $4, $5, $6, $7, $8, $9);
+    tool_call_id, run_id, recorded_at, execution, attempt, epoch, seq, status, external_ref, digest)
+VALUES ($1::uuid, $2::uuid, $3, $4, $5, $6, $7, $8, $9, $10);
 
 -- name: find_late
-SELECT 1 FROM late_results WHERE tool_call_id = $1::uuid AND execution = $2;
+SELECT digest FROM late_results WHERE tool_call_id = $1::uuid AND execution = $2;
 
 -- name: use_blobs
 INSERT INTO blob_uses (run_id, lasts, tenant_id, digest)

@@ -457,6 +457,7 @@ CREATE TABLE artifacts (
 CREATE INDEX artifacts_by_run ON artifacts (run_id, artifact_id);
 CREATE INDEX artifacts_by_thread ON artifacts (thread_id, artifact_id);
 
+-- A digest of what is told: an execution may come late in several ways.
 CREATE TABLE late_results (
     run_id BLOB NOT NULL,
     tool_call_id BLOB NOT NULL,
@@ -467,7 +468,8 @@ CREATE TABLE late_results (
     status TEXT NOT NULL,
     external_ref TEXT,
     recorded_at INTEGER NOT NULL,
-    PRIMARY KEY (run_id, tool_call_id, execution)
+    digest ANY NOT NULL,
+    PRIMARY KEY (run_id, tool_call_id, execution, digest)
 ) STRICT, WITHOUT ROWID;
 
 -- `ref` is the interrupt of an expiry or a notice, the child of a report, the call of a callback, else empty. Rows are inserted and deleted.

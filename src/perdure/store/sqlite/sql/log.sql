@@ -152,12 +152,12 @@ WHERE c.run_id = ? AND c.seq = ? AND r.tenant_id = ?;
 
 -- name: insert_late
 INSERT INTO late_results (
-    run_id, tool_call_id, execution, attempt, epoch, seq, status, external_ref, recorded_at
-) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
-ON CONFLICT (run_id, tool_call_id, execution) DO NOTHING;
+    run_id, tool_call_id, execution, attempt, epoch, seq, status, external_ref, recorded_at,
+    digest
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: find_late
-SELECT 1 FROM late_results WHERE run_id = ? AND tool_call_id = ? AND execution = ?;
+SELECT digest FROM late_results WHERE run_id = ? AND tool_call_id = ? AND execution = ?;
 
 -- name: list_late
 SELECT tool_call_id, execution, run_id, attempt, epoch, seq, status, external_ref, recorded_at
