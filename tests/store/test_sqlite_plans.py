@@ -31,6 +31,7 @@ SORTS = {
     "due_timers",  # timers due at one time
     "timers_of",  # a run's few timers
     "list_executions",
+    "list_runs_from",  # the few runs that go on from one
     "open_executions",
     "list_late",
     "list_agents",
@@ -89,6 +90,7 @@ def test_statements_find_their_rows_by_an_index(schema: sqlite3.Connection, name
         ("list_unfinished_runs", "run_state_unfinished"),
         ("list_thread_runs", "runs_by_thread"),
         ("list_child_runs", "runs_by_parent"),
+        ("list_runs_from", "runs_by_origin"),
         ("list_pending_interrupts", "interrupts_pending"),
         ("list_run_interrupts", "interrupts_by_run"),
         ("due_timers", "timers_by_time ((due_at,run_id,kind,ref)>(?,?,?,?) AND due_at<?)"),

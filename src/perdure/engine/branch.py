@@ -21,6 +21,7 @@ from perdure.engine.origin import (
     origins_of,
     shared_log,
 )
+from perdure.engine.sharing import check_not_undone, check_nothing_behind
 from perdure.engine.submit import RunOrder, Start, Submitted, accepted_before, submit_run
 from perdure.engine.values import keep
 from perdure.protocol.codec import clean
@@ -46,8 +47,8 @@ class BranchWish:
 async def retry_run(core: Core, row: RunRow, order: RunOrder, wish: BranchWish) -> Submitted:
     """Open a run that goes on where a failed one ended, or from the checkpoint that is named.
 
-    Raises Conflict for a run that has not failed or was rolled back, Gone when its beginning is no
-    longer kept, Invalid for a checkpoint that is not of its history; else as `submit_run`.
+    Raises Conflict for a run that has not failed, was rolled back, or did what has been undone, and
+    for a redrive that would have effects again; Gone when its beginning is no longer kept, Invalid for a checkpoint that is not of its history; else as `submit_run`.
     """
     return await _open(core, row, order, wish, _retried_place)
 
@@ -101,6 +102,7 @@ async def _start(core: Core, row: RunRow, wish: BranchWish, find_place: Place) -
         raise Conflict("the run was rolled back: its state is discarded")
     try:
         place = await find_place(core, row, wish)
+        await check_not_undone(core, [*await origins_of(core.reader, place.facts), place])
         event = StateEvent(state=RunState.PENDING, origin=_origin(place, wish))
         is_fork = wish.mode == "fork"
         return Start(
@@ -171,7 +173,9 @@ async def _retry_place(core: Core, row: RunRow, wish: BranchWish) -> Shared:
     if wish.checkpoint is not None:
         return place_of(wish.checkpoint, history)
     if wish.mode == "redrive":
-        return await last_failed_calls(core.reader, history)
+        place = await last_failed_calls(core.reader, history)
+        await check_nothing_behind(core, place, history)
+        return place
     return history[-1]
 
 

@@ -17,8 +17,9 @@ from perdure.engine.ports import LocalStep, Place, ToolInvocation, ToolOutcome, 
 from perdure.engine.results import Known, add_result, runtime_result
 from perdure.engine.snapshot import OpenCall, is_side_effect
 from perdure.engine.view import RunView
-from perdure.protocol.events import ErrorEvent, ResumeEvent
+from perdure.protocol.events import ErrorEvent, ResultEvent, ResumeEvent
 from perdure.protocol.failures import Failure, FailureCode, Stage
+from perdure.protocol.log import DamagedEvent
 from perdure.protocol.records import ToolCallRow
 from perdure.protocol.states import (
     AttemptEnd,
@@ -35,7 +36,14 @@ from perdure.store.requests import TimerKind
 
 CALLS_REPORTED_MAX = 1000
 _ENDS = frozenset({TimerKind.CLOSE, TimerKind.DEADLINE})
-_LEFT = frozenset({ToolCallStatus.SUCCEEDED, ToolCallStatus.PARTIAL, ToolCallStatus.UNKNOWN})
+_LEFT = frozenset(
+    {
+        ToolCallStatus.SUCCEEDED,
+        ToolCallStatus.PARTIAL,
+        ToolCallStatus.TIMED_OUT,
+        ToolCallStatus.UNKNOWN,
+    }
+)
 """Outcomes of calls whose effect is, or may be, in the world."""
 
 CANCELLED = Failure(
@@ -182,7 +190,7 @@ def end_transition(state: RunState, failure: Failure) -> Transition:
 
 def _unfinished(view: RunView, call: OpenCall, failure: Failure) -> ToolOutcome:
     begun = _was_begun(view, call)
-    if begun and not call.repeatable:
+    if begun and leaves_doubt(call):
         return runtime_result(
             ToolCallStatus.UNKNOWN,
             FailureCode.TOOL_OUTCOME_UNKNOWN,
@@ -199,7 +207,7 @@ def _effect(call: OpenCall, outcome: ToolOutcome, *, undoes: bool) -> dict[str, 
         "tool_call_id": call.tool_call_id,
         "tool": call.tool,
         "status": outcome.result.status,
-        "external_ref": outcome.result.external_ref,
+        "external_ref": outcome.result.external_ref or call.external_ref,
     }
     if undoes:
         told["compensation"] = "none" if outcome.result.status in _LEFT else "not_needed"
@@ -214,7 +222,7 @@ async def finished_effects(core: Core, view: RunView) -> list[dict[str, JsonValu
     rows = await core.reader.list_tool_calls(
         view.facts.run_id, after=None, limit=CALLS_REPORTED_MAX
     )
-    effects = [_finished(row) for row in rows if _has_left(row)]
+    effects = [_finished(row) for row in rows if await _has_left(core, row)]
     known = {row.tool_call_id for row in rows} | set(view.snapshot.open_calls)
     for shared in await retried(core.reader, view.facts):
         rows = await core.reader.list_tool_calls(
@@ -223,16 +231,27 @@ async def finished_effects(core: Core, view: RunView) -> list[dict[str, JsonValu
         effects += [
             {"run_id": row.run_id, **_finished(row)}
             for row in rows
-            if _has_left(row)
-            and row.tool_call_id not in known
+            if row.tool_call_id not in known
             and row.result_seq is not None
             and row.result_seq <= shared.until
+            and await _has_left(core, row)
         ]
     return effects[:CALLS_REPORTED_MAX]
 
 
-def _has_left(row: ToolCallRow) -> bool:
-    return is_side_effect(row.side_effect) and row.status in _LEFT
+async def _has_left(core: Core, row: ToolCallRow) -> bool:
+    """Tell whether a call's effect is, or may be, in the world: also when its result was refused."""
+    if not is_side_effect(row.side_effect) or row.status is not ToolCallStatus.FAILED:
+        return is_side_effect(row.side_effect) and row.status in _LEFT
+    found = await core.reader.events_after(row.run_id, (row.result_seq or 1) - 1, limit=1)
+    for event in found:
+        try:
+            data = event.data
+        except DamagedEvent:
+            return True
+        if isinstance(data, ResultEvent) and data.error is not None:
+            return data.error.code is FailureCode.TOOL_RESULT_INVALID
+    return False
 
 
 def _finished(row: ToolCallRow) -> dict[str, JsonValue]:
@@ -242,6 +261,11 @@ def _finished(row: ToolCallRow) -> dict[str, JsonValue]:
         "status": row.status,
         "external_ref": row.external_ref,
     }
+
+
+def leaves_doubt(call: OpenCall) -> bool:
+    """Tell whether it matters what became of a call that was begun: it may have left something."""
+    return is_side_effect(call.side_effect) or not call.repeatable
 
 
 def begun_calls(view: RunView) -> list[OpenCall]:
@@ -284,7 +308,7 @@ async def is_for_others(core: Core, view: RunView, tools: ToolRunner | None) -> 
     no longer than `cancel_deadline_s` after the end was due: there may be no such worker any more.
     """
     if tools is None:
-        return any(not call.repeatable for call in view.running_calls())
+        return any(leaves_doubt(call) for call in view.running_calls())
     begun = {(call.tool, call.version) for call in begun_calls(view)}
     missing = {key for key in begun if tools.find(*key) is None}
     if not missing or not await _has_lookup(core, missing):

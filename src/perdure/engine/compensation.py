@@ -28,7 +28,8 @@ from perdure.engine.draft import Draft
 from perdure.engine.load import Damaged, load_view
 from perdure.engine.ports import Place, ToolInvocation, ToolOutcome, ToolRunner
 from perdure.engine.tree import close_unheld
-from perdure.engine.undoing import Undo, asks_to_compensate, performed, read_undoing
+from perdure.engine.undoing import Undo, performed, read_undoing
+from perdure.engine.undone import asks_to_compensate
 from perdure.engine.values import keep, short
 from perdure.engine.view import RunView
 from perdure.protocol.errors import PerdureError

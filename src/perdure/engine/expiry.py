@@ -2,7 +2,7 @@
 
 from datetime import timedelta
 
-from perdure.engine.closing import begun_calls, close_run, look_up_open
+from perdure.engine.closing import begun_calls, close_run, leaves_doubt, look_up_open
 from perdure.engine.core import Core
 from perdure.engine.draft import Draft
 from perdure.engine.load import load_view
@@ -97,5 +97,5 @@ async def _known_at_the_end(
         return {}
     view = await load_view(core, row, with_messages=False)
     if tools is None:
-        return None if any(not call.repeatable for call in begun_calls(view)) else {}
+        return None if any(leaves_doubt(call) for call in begun_calls(view)) else {}
     return await look_up_open(view, tools, LOOKUP_TIMEOUT_S)

@@ -38,7 +38,8 @@ from perdure.engine.resuming import time_left_s
 from perdure.engine.rowview import view_from_rows
 from perdure.engine.snapshot import RunSnapshot
 from perdure.engine.steps import waits_for_children
-from perdure.engine.undoing import Undoing, asks_to_compensate, read_undoing, undone_before
+from perdure.engine.undoing import Undoing, read_undoing
+from perdure.engine.undone import asks_to_compensate
 from perdure.engine.unheld import intervene, unheld_draft
 from perdure.engine.view import RunView
 from perdure.protocol.errors import PerdureError, Unreadable
@@ -316,8 +317,7 @@ async def _effects(
     undoing = await read_undoing(core, row)
     if not undone and await _is_owed(core, view, undoing):
         return None
-    before = await undone_before(core, row.facts)
-    return undoing.report(row.facts.run_id, effects, before)
+    return undoing.report(row.facts.run_id, effects)
 
 
 async def _is_owed(core: Core, view: RunView, undoing: Undoing) -> bool:

@@ -5,7 +5,7 @@ it that ended before the cancel reached them, the last one first. How far each i
 run's `compensation` events.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -13,12 +13,21 @@ from pydantic import JsonValue
 
 from perdure.engine.core import Core
 from perdure.engine.history import load_value
-from perdure.engine.origin import retried
+from perdure.engine.sharing import stood_on
 from perdure.engine.snapshot import is_side_effect
+from perdure.engine.undone import (
+    PAGE,
+    asks_to_compensate,
+    became_of_undoing,
+    calls_of,
+    children_of,
+    strongest,
+    tail_of,
+    undone_by,
+)
 from perdure.protocol.codec import digest
 from perdure.protocol.events import (
     ActionEvent,
-    CancelEvent,
     CompensationEvent,
     ResultEvent,
     ResumeEvent,
@@ -27,18 +36,13 @@ from perdure.protocol.failures import FailureCode
 from perdure.protocol.log import EventData, Unknown
 from perdure.protocol.records import ToolCallRow
 from perdure.protocol.runs import RunFacts, RunRow
-from perdure.protocol.states import TERMINAL, CancelOption, ToolCallStatus
+from perdure.protocol.states import TERMINAL, ToolCallStatus
 from perdure.protocol.tools import ToolSpec, read_spec
 from perdure.protocol.values import Value
-from perdure.store.reader import InterruptFilter, RunFilter
+from perdure.store.reader import InterruptFilter
 
-PAGE = 500
 REPORTED_MAX = 1000
 TOOK_EFFECT = frozenset({ToolCallStatus.SUCCEEDED, ToolCallStatus.PARTIAL})
-
-
-_WORDS = ("not_started", "failed", "unknown", "succeeded")
-"""What can have become of undoing a call, by how much may have been done."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -105,14 +109,10 @@ class Undoing:
         return asked_at is not None and now >= asked_at + timedelta(seconds=deadline_s)
 
     def report(
-        self, run_id: str, effects: list[dict[str, JsonValue]], before: Mapping[str, str]
+        self, run_id: str, effects: list[dict[str, JsonValue]]
     ) -> list[dict[str, JsonValue]]:
-        """Return the effects of a run, each with what became of undoing it, and those below it.
-
-        `before`: what became of it in the runs that the run is a retry of.
-        """
-        mine = dict(before)
-        mine |= {item.call.tool_call_id: _told(item) for item in self.items}
+        """Return the effects of a run, each with what became of undoing it, and those below it."""
+        mine = {item.call.tool_call_id: _told(item) for item in self.items}
         own: list[dict[str, JsonValue]] = [
             {**effect, "compensation": mine.get(str(effect["tool_call_id"]), "none")}
             for effect in effects
@@ -136,11 +136,6 @@ def _told(item: Undo) -> str:
     return became_of_undoing([one for _, one in item.tries])
 
 
-def asks_to_compensate(options: CancelOption) -> bool:
-    """Tell whether a cancel asks that what was done is undone."""
-    return CancelOption.COMPENSATE in options
-
-
 async def read_undoing(
     core: Core, row: RunRow, done_at: dict[tuple[str, int], datetime] | None = None
 ) -> Undoing:
@@ -149,15 +144,16 @@ async def read_undoing(
     `done_at` remembers between two readings when results were written, by run and seq.
     """
     times = {} if done_at is None else done_at
-    asked_at, tries = await _tail(core, row)
+    asked_at, tries = await tail_of(core, row)
     specs = await _compensating(core)
     items: list[Undo] = []
     async for one, undone in _with_runs_below(core, row, {}):
         facts = one.facts
-        async for call in _calls(core, facts.run_id):
+        others = await stood_on(core, facts)
+        async for call in calls_of(core, facts.run_id):
             spec = specs.get((call.tool, call.version or ""))
             took = call.status in TOOK_EFFECT and is_side_effect(call.side_effect)
-            if spec is None or not took or call.result_seq is None:
+            if spec is None or not took or call.result_seq is None or call in others:
                 continue
             told = undone.get(call.tool_call_id)
             if told == "succeeded" or (told == "unknown" and not spec.compensate_idempotent):
@@ -190,38 +186,6 @@ async def _written_at(
     return times[run_id, seq]
 
 
-async def undone_before(core: Core, facts: RunFacts) -> dict[str, str]:
-    """Return what became of undoing calls in the runs that a run is a retry of."""
-    told: dict[str, str] = {}
-    for shared in await retried(core.reader, facts):
-        row = await core.reader.find_run(None, shared.facts.run_id)
-        if row is not None and asks_to_compensate(row.hot.cancel_options):
-            _, tries = await _tail(core, row)
-            for tool_call_id, events in tries.items():
-                told[tool_call_id] = became_of_undoing([one for _, one in events])
-    return told
-
-
-async def _tail(
-    core: Core, row: RunRow
-) -> tuple[datetime | None, dict[str, list[tuple[datetime, CompensationEvent]]]]:
-    """Return when compensation was asked for, and the tries so far: no checkpoint follows a cancel."""
-    asked_at: datetime | None = None
-    tries: dict[str, list[tuple[datetime, CompensationEvent]]] = {}
-    seq = row.hot.checkpoint_seq or 0
-    while page := await core.reader.events_after(row.facts.run_id, seq, limit=PAGE):
-        for event in page:
-            match event.data:
-                case CancelEvent() as cancel if cancel.compensate and asked_at is None:
-                    asked_at = event.at
-                case CompensationEvent() as one:
-                    tries.setdefault(one.tool_call_id, []).append((event.at, one))
-                case _:
-                    pass
-        seq = page[-1].seq
-    return asked_at, tries
-
-
 async def _compensating(core: Core) -> dict[tuple[str, str], ToolSpec]:
     """Return the registered tools that can undo their calls."""
     found: dict[tuple[str, str], ToolSpec] = {}
@@ -232,16 +196,6 @@ async def _compensating(core: Core) -> dict[tuple[str, str], ToolSpec]:
     return found
 
 
-async def _undone_by(core: Core, below: RunRow) -> dict[str, str]:
-    """Return what became of the calls, its own and those of runs below it, that a run below began to
-    undo before it was ended all the same: nobody undoes one a second time.
-    """
-    if not asks_to_compensate(below.hot.cancel_options):
-        return {}
-    _, tries = await _tail(core, below)
-    return {call: became_of_undoing([one for _, one in told]) for call, told in tries.items()}
-
-
 async def _with_runs_below(
     core: Core, row: RunRow, undone: dict[str, str]
 ) -> AsyncIterator[tuple[RunRow, dict[str, str]]]:
@@ -249,39 +203,14 @@ async def _with_runs_below(
     became of calls that runs in between, or that run itself, have undone already.
     """
     yield row, undone
-    async for child in _children(core, row.facts.run_id):
+    async for child in children_of(core, row.facts.run_id):
         own = asks_to_compensate(child.hot.cancel_options)
         undid = own and child.hot.code is FailureCode.RUN_CANCELLED
         if child.facts.detached or child.hot.state not in TERMINAL or undid:
             continue
-        known = strongest(undone, await _undone_by(core, child))
+        known = strongest(undone, await undone_by(core, child))
         async for below in _with_runs_below(core, child, known):
             yield below
-
-
-def strongest(some: Mapping[str, str], others: Mapping[str, str]) -> dict[str, str]:
-    """Return what became of undoing each call that two runs told of: undone by one is undone."""
-    told = dict(some)
-    for call, word in others.items():
-        told[call] = max(word, told.get(call, word), key=_WORDS.index)
-    return told
-
-
-async def _children(core: Core, run_id: str) -> AsyncIterator[RunRow]:
-    after: str | None = None
-    where = RunFilter(parent_run_id=run_id)
-    while page := await core.reader.list_runs(None, where, after=after, limit=PAGE):
-        for row in page:
-            yield row
-        after = page[-1].facts.run_id
-
-
-async def _calls(core: Core, run_id: str) -> AsyncIterator[ToolCallRow]:
-    after: tuple[int, int] | None = None
-    while page := await core.reader.list_tool_calls(run_id, after=after, limit=PAGE):
-        for call in page:
-            yield call
-        after = (page[-1].step_index, page[-1].ordinal)
 
 
 async def performed(core: Core, item: Undo) -> dict[str, JsonValue]:
@@ -328,18 +257,3 @@ async def _edited(core: Core, item: Undo) -> JsonValue:
 async def _event(core: Core, run_id: str, seq: int) -> EventData | Unknown | None:
     found = await core.reader.events_after(run_id, seq - 1, limit=1)
     return found[0].data if found and found[0].seq == seq else None
-
-
-def became_of_undoing(tries: Sequence[CompensationEvent]) -> str:
-    """Return what the end of a run tells of undoing a call, by its `compensation` events in order.
-
-    A try whose end is not known may have been the one that undid it, also when later ones failed.
-    """
-    not_begun = {one.number for one in tries if not one.begun}
-    ends = {one.number: one.status for one in tries if one.number not in not_begun}
-    told = set(ends.values())
-    if "succeeded" in told:
-        return "succeeded"
-    if told & {"started", "unknown"}:
-        return "unknown"
-    return "failed" if told else "not_started"

@@ -352,7 +352,8 @@ def next_actions(hot: RunHot) -> list[NextAction]:
     if hot.state in TERMINAL:
         if hot.cancel_action is CancelAction.ROLLBACK or hot.retained_from_seq > 1:
             return []
-        retry = [NextAction.RETRY] if hot.state is RunState.FAILED else []
+        undid = CancelOption.COMPENSATE in hot.cancel_options
+        retry = [NextAction.RETRY] if hot.state is RunState.FAILED and not undid else []
         return [*retry, NextAction.FORK]
     if hot.parked_on is ParkedOn.REPAIR:
         return [NextAction.REPAIR, *([NextAction.CANCEL] if hot.cancel_epoch == 0 else [])]

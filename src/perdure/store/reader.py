@@ -41,6 +41,8 @@ class RunFilter:
     unfinished: bool = False
     root_run_id: str | None = None
     """All runs below this root, not itself. Takes no other filter but `unfinished`."""
+    origin_run_id: str | None = None
+    """Runs that begin with this run's log: its retries and forks. Takes no other filter."""
 
     @property
     def only_unfinished(self) -> bool:

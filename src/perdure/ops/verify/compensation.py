@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 
-from perdure.engine.undoing import became_of_undoing
+from perdure.engine.undone import became_of_undoing
 from perdure.ops.verify.checks import Found, rule
 from perdure.ops.verify.record import LogLine, RunRecord
 from perdure.protocol.events import CancelEvent, CompensationEvent, StateEvent

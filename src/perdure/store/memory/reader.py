@@ -416,6 +416,7 @@ def _matches(run: Run, where: RunFilter) -> bool:
         and where.agent_id in {None, facts.agent_id}
         and where.thread_id in {None, facts.thread_id}
         and where.parent_run_id in {None, facts.parent_run_id}
+        and where.origin_run_id in {None, facts.origin_run_id}
         and (where.root_run_id is None or _is_below(facts, where.root_run_id))
         and not (where.unfinished and hot.state in TERMINAL)
     )

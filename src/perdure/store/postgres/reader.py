@@ -430,6 +430,8 @@ def _place(after: DueTimer | None) -> tuple[object, ...]:
 
 def _run_statement(tenant_id: str | None, where: RunFilter) -> tuple[str, tuple[object, ...]]:
     """Return the statement whose index fits the narrowest filter, and its values."""
+    if where.origin_run_id is not None:
+        return "list_runs_from", (tenant_id, id_out(where.origin_run_id))
     thread, parent = id_out(where.thread_id), id_out(where.parent_run_id)
     chosen = (tenant_id, where.state, where.agent_id, thread, parent, where.only_unfinished)
     if where.parent_run_id is not None:

@@ -144,7 +144,10 @@ class SqliteReader:
         if where.parent_run_id is not None:
             name = "list_child_runs"
         state = None if where.state is None else where.state.value
+        chosen: tuple[bytes | str | int | None, ...]
         chosen = (tenant_id, state, where.agent_id, thread, parent, int(where.unfinished))
+        if where.origin_run_id is not None:
+            name, chosen = "list_runs_from", (tenant_id, _key(RUN, where.origin_run_id))
         return await self._readers.page(
             name,
             lambda start, wanted: (start, *chosen, wanted),

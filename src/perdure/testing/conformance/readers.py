@@ -124,6 +124,21 @@ class ReaderContract(Contract):
         found = await reader.list_runs("default", where, after=None, limit=10)
         assert [row.facts.run_id for row in found] == [one.run_id for one in expected]
 
+    async def test_runs_are_found_by_the_run_they_go_on_from(
+        self, store: Store, reader: Reader
+    ) -> None:
+        first = new_run()
+        await store.insert_run(first)
+        await finish(store, reader, first.run_id)
+        again = replace(new_run(), origin_run_id=first.run_id, origin_seq=1)
+        for one in (again, new_run()):
+            await store.insert_run(one)
+        where = RunFilter(origin_run_id=first.run_id)
+        found = await reader.list_runs("default", where, after=None, limit=10)
+        assert [row.facts.run_id for row in found] == [again.run_id]
+        assert await reader.list_runs("another", where, after=None, limit=10) == []
+        assert await reader.list_runs(None, where, after=again.run_id, limit=10) == []
+
     async def test_events_come_in_order_after_a_seq(self, store: Store, reader: Reader) -> None:
         held = await claimed(store)
         run_id = held.row.facts.run_id

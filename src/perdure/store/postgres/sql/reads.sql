@@ -54,6 +54,12 @@ SELECT * FROM run_rows
    AND (NOT $4::bool OR finished_at IS NULL)
  ORDER BY run_id DESC LIMIT $5;
 
+-- name: list_runs_from
+SELECT * FROM run_rows
+ WHERE run_id < coalesce($1::uuid, 'ffffffff-ffff-ffff-ffff-ffffffffffff') AND ($2::text IS NULL OR tenant_id = $2)
+   AND origin_run_id = $3::uuid
+ ORDER BY run_id DESC LIMIT $4;
+
 -- name: list_unfinished_runs
 SELECT * FROM run_rows
  WHERE run_id < coalesce($1::uuid, 'ffffffff-ffff-ffff-ffff-ffffffffffff') AND ($2::text IS NULL OR tenant_id = $2)

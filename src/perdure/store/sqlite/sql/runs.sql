@@ -193,6 +193,12 @@ WHERE
 ORDER BY run_id DESC
 LIMIT ?5;
 
+-- name: list_runs_from
+SELECT * FROM run_rows
+WHERE run_id < ?1 AND (?2 IS NULL OR tenant_id = ?2) AND origin_run_id = ?3
+ORDER BY run_id DESC
+LIMIT ?4;
+
 -- name: unfinished_children
 SELECT r.run_id FROM runs AS r CROSS JOIN run_state AS s ON s.run_id = r.run_id
 WHERE r.parent_run_id = ? AND NOT r.detached AND s.finished_at IS NULL

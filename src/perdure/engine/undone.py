@@ -1,0 +1,88 @@
+"""What became of undoing calls: read from a run's `compensation` events and its calls' rows."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import datetime
+
+from perdure.engine.core import Core
+from perdure.protocol.events import CancelEvent, CompensationEvent
+from perdure.protocol.records import ToolCallRow
+from perdure.protocol.runs import RunRow
+from perdure.protocol.states import CancelOption
+from perdure.store.reader import RunFilter
+
+PAGE = 500
+_WORDS = ("not_started", "failed", "unknown", "succeeded")
+"""What can have become of undoing a call, by how much may have been done."""
+
+
+def asks_to_compensate(options: CancelOption) -> bool:
+    """Tell whether a cancel asks that what was done is undone."""
+    return CancelOption.COMPENSATE in options
+
+
+async def tail_of(
+    core: Core, row: RunRow
+) -> tuple[datetime | None, dict[str, list[tuple[datetime, CompensationEvent]]]]:
+    """Return when compensation was asked for, and the tries so far: no checkpoint follows a cancel."""
+    asked_at: datetime | None = None
+    tries: dict[str, list[tuple[datetime, CompensationEvent]]] = {}
+    seq = row.hot.checkpoint_seq or 0
+    while page := await core.reader.events_after(row.facts.run_id, seq, limit=PAGE):
+        for event in page:
+            match event.data:
+                case CancelEvent() as cancel if cancel.compensate and asked_at is None:
+                    asked_at = event.at
+                case CompensationEvent() as one:
+                    tries.setdefault(one.tool_call_id, []).append((event.at, one))
+                case _:
+                    pass
+        seq = page[-1].seq
+    return asked_at, tries
+
+
+async def undone_by(core: Core, row: RunRow) -> dict[str, str]:
+    """Return what became of the calls, its own and those of runs below it, that a run began to undo."""
+    if not asks_to_compensate(row.hot.cancel_options):
+        return {}
+    _, tries = await tail_of(core, row)
+    return {call: became_of_undoing([one for _, one in told]) for call, told in tries.items()}
+
+
+def became_of_undoing(tries: Sequence[CompensationEvent]) -> str:
+    """Return what the end of a run tells of undoing a call, by its `compensation` events in order.
+
+    A try whose end is not known may have been the one that undid it, also when later ones failed.
+    """
+    not_begun = {one.number for one in tries if not one.begun}
+    ends = {one.number: one.status for one in tries if one.number not in not_begun}
+    told = set(ends.values())
+    if "succeeded" in told:
+        return "succeeded"
+    if told & {"started", "unknown"}:
+        return "unknown"
+    return "failed" if told else "not_started"
+
+
+def strongest(some: Mapping[str, str], others: Mapping[str, str]) -> dict[str, str]:
+    """Return what became of undoing each call that two runs told of: undone by one is undone."""
+    told = dict(some)
+    for call, word in others.items():
+        told[call] = max(word, told.get(call, word), key=_WORDS.index)
+    return told
+
+
+async def children_of(core: Core, run_id: str) -> AsyncIterator[RunRow]:
+    after: str | None = None
+    where = RunFilter(parent_run_id=run_id)
+    while page := await core.reader.list_runs(None, where, after=after, limit=PAGE):
+        for row in page:
+            yield row
+        after = page[-1].facts.run_id
+
+
+async def calls_of(core: Core, run_id: str) -> AsyncIterator[ToolCallRow]:
+    after: tuple[int, int] | None = None
+    while page := await core.reader.list_tool_calls(run_id, after=after, limit=PAGE):
+        for call in page:
+            yield call
+        after = (page[-1].step_index, page[-1].ordinal)

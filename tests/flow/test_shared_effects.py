@@ -1,0 +1,247 @@
+"""Effects that runs share: none is undone for one and counted as done by another, none doubled."""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from perdure.engine.context import PlannerContext
+from perdure.engine.ports import HostedAgent
+from perdure.protocol.decisions import Ask, Decision, Finish, GiveUp
+from perdure.protocol.errors import Conflict
+from perdure.protocol.events import StateEvent
+from perdure.protocol.runs import next_actions
+from perdure.protocol.states import Answer, CancelOption, NextAction, RunState, ToolCallStatus
+from perdure.service.base import Service
+from perdure.service.branches import ForkRequest, RetryRequest, fork, retry
+from perdure.service.principal import LOCAL
+from perdure.testing.embedded import Embedded, call, scripted, unasked
+from perdure.testing.tools import ToolZoo
+from perdure.tools import Performed, Returned, ToolContext, ToolError, succeeded, tool
+from tests.flow.world import data_of, flow
+
+COMPENSATE = CancelOption.COMPENSATE
+
+
+@dataclass(slots=True)
+class Till:
+    """A provider that heeds keys: one charge for each, which may be refunded once."""
+
+    charges: list[str] = field(default_factory=list[str])
+    refunds: list[str] = field(default_factory=list[str])
+    hangs: bool = False
+    is_working: bool = True
+
+    def take(self, key: str) -> None:
+        """Charge, unless it was done under this key before."""
+        if key not in self.charges:
+            self.charges.append(key)
+
+    def tools(self, zoo: ToolZoo) -> list[Any]:
+        """Return its tools, which run apart from the engine's loop."""
+        more: dict[str, Any] = {"side_effect": "external", "idempotent": True}
+
+        def refund(performed: Performed) -> None:
+            self.refunds.append(performed.effect_key)
+
+        @tool(compensate=refund, timeout_s=60, **more)
+        async def charge(context: ToolContext) -> Returned:
+            """Charge once for each key, and answer when the till does not hang."""
+            self.take(context.effect_key)
+            zoo.begin("charge")
+            while self.hangs:  # noqa: ASYNC110 (set from another loop)
+                await asyncio.sleep(0.002)
+            return succeeded("charged", external_ref=context.effect_key)
+
+        @tool(compensate=refund, timeout_s=0.1, **more)
+        async def charge_slowly(context: ToolContext) -> str:
+            """Charge, and answer too late."""
+            self.take(context.effect_key)
+            await asyncio.sleep(30)
+            return "charged"
+
+        @tool(compensate=refund, timeout_s=60, **more)
+        async def charge_oddly(context: ToolContext) -> Any:
+            """Charge, and answer what cannot be stored."""
+            self.take(context.effect_key)
+            return object()
+
+        @tool
+        async def look() -> str:
+            """Look, when it works."""
+            if not self.is_working:
+                raise ToolError("it does not work")
+            return "seen"
+
+        return [charge, charge_slowly, charge_oddly, look]
+
+
+def follows(*script: Decision) -> HostedAgent:
+    """An agent that follows a script, then answers."""
+
+    def decide(context: PlannerContext) -> Decision:
+        done = context.step_index
+        return script[done] if done < len(script) else Finish(answer="done")
+
+    names = ("charge", "charge_slowly", "charge_oddly")
+    return scripted("buyer", decide, tools=[*unasked(*names), "look"])
+
+
+async def retried(engine: Embedded, run_id: str, **wish: Any) -> str:
+    """Retry a run as a caller would."""
+    made = await retry(Service(core=engine.core), LOCAL, run_id, RetryRequest(**wish))
+    return made.run.run_id
+
+
+async def forked(engine: Embedded, run_id: str, **wish: Any) -> str:
+    """Fork a run as a caller would."""
+    made = await fork(Service(core=engine.core), LOCAL, run_id, ForkRequest(**wish))
+    return made.run.run_id
+
+
+async def key_of(engine: Embedded, run_id: str) -> str:
+    """Return the effect key of a run's one call."""
+    (made,) = await engine.core.reader.list_tool_calls(run_id, after=None, limit=9)
+    return made.effect_key
+
+
+async def effects_of(engine: Embedded, run_id: str) -> dict[Any, tuple[Any, Any]]:
+    """Return what the end of a run tells of its own effects: outcome and undoing, by tool."""
+    await engine.wait_terminal(run_id)
+    end = data_of(await engine.events(run_id), StateEvent)[-1]
+    return {one["tool"]: (one["status"], one["compensation"]) for one in end.effects or []}
+
+
+async def test_nothing_goes_on_from_what_was_undone(url: str, zoo: ToolZoo) -> None:
+    """R-9.4, R-10.3: a retry had answered with a payment that was refunded, and a fork too."""
+    till = Till()
+    zoo.registry.add(*till.tools(zoo))
+    async with flow(url, [follows(call("look"), call("charge"), Ask(title="?"))], zoo) as engine:
+        run_id = await engine.submit("buyer")
+        await engine.wait_waiting(run_id)
+        rows = await engine.core.reader.list_checkpoints(run_id, before=None, limit=50)
+        await engine.cancel(run_id, options=COMPENSATE)
+        row = await engine.wait_terminal(run_id)
+        assert till.refunds == till.charges
+        assert NextAction.RETRY not in next_actions(row.hot)
+        for go_on in (retried, forked):
+            with pytest.raises(Conflict) as refused:
+                await go_on(engine, run_id)
+            assert refused.value.details["tool_call_ids"]
+        before = max((row for row in rows if row.step_index <= 1), key=lambda row: -row.seq)
+        made = await retried(engine, run_id, checkpoint_id=before.checkpoint_id)
+        (asked,) = await engine.wait_waiting(made)
+        await engine.answer(asked.interrupt_id, Answer.RESPOND, value=1)
+        assert (await engine.wait_terminal(made)).hot.state is RunState.SUCCEEDED
+        assert len(set(till.charges)) == 2
+
+
+async def test_a_call_whose_effect_another_retry_has_undone_gets_a_key_of_its_own(
+    url: str, zoo: ToolZoo
+) -> None:
+    """R-5.6, R-9.4: under the old one the provider answers with the charge that was refunded."""
+    till = Till(hangs=True)
+    zoo.registry.add(*till.tools(zoo))
+    async with flow(url, [follows(call("charge"), Ask(title="?"))], zoo) as engine:
+        first = await engine.submit("buyer")
+        await zoo.wait_started("charge")
+        (at, *_) = await engine.core.reader.list_checkpoints(first, before=None, limit=9)
+        await engine.cancel(first)
+        await engine.wait_terminal(first)
+        till.hangs = False
+        second = await retried(engine, first, checkpoint_id=at.checkpoint_id)
+        await engine.wait_waiting(second)
+        assert len(till.charges) == 1
+        await engine.cancel(second, options=COMPENSATE)
+        assert await effects_of(engine, second) == {"charge": ("succeeded", "succeeded")}
+        third = await retried(engine, first, checkpoint_id=at.checkpoint_id)
+        (asked,) = await engine.wait_waiting(third)
+        await engine.answer(asked.interrupt_id, Answer.RESPOND, value=1)
+        assert (await engine.wait_terminal(third)).hot.state is RunState.SUCCEEDED
+        assert len(till.charges) == 2
+        assert till.refunds == till.charges[:1]
+
+
+@pytest.mark.parametrize("whose", ["fork", "first"])
+async def test_an_effect_that_another_run_stands_on_is_not_undone(
+    url: str, zoo: ToolZoo, whose: str
+) -> None:
+    """R-9.4: the cancel of a fork had refunded the payment of the run beside it, in silence."""
+    till = Till(hangs=True)
+    zoo.registry.add(*till.tools(zoo))
+    async with flow(url, [follows(call("charge"), Ask(title="?"))], zoo) as engine:
+        first = await engine.submit("buyer")
+        await zoo.wait_started("charge")
+        beside = await forked(engine, first)
+        await zoo.wait_started("charge", 2)
+        till.hangs = False
+        runs = [first, beside] if whose == "first" else [beside, first]
+        for run_id in runs:
+            await engine.wait_waiting(run_id)
+        await engine.cancel(runs[0], options=COMPENSATE)
+        assert await effects_of(engine, runs[0]) == {"charge": ("succeeded", "none")}
+        assert (len(till.charges), till.refunds) == (1, [])
+        await engine.cancel(runs[1], options=COMPENSATE)
+        assert await effects_of(engine, runs[1]) == {"charge": ("succeeded", "succeeded")}
+        assert till.refunds == till.charges
+
+
+async def test_a_redrive_does_not_have_effects_again_that_came_after_the_failed_calls(
+    url: str, zoo: ToolZoo
+) -> None:
+    """R-10.3, R-5.7: it had charged a second time, under another key."""
+    till = Till(is_working=False)
+    zoo.registry.add(*till.tools(zoo))
+    script = [call("look"), call("charge"), GiveUp(reason="no idea")]
+    async with flow(url, [follows(*script)], zoo) as engine:
+        run_id = await engine.submit("buyer")
+        await engine.wait_terminal(run_id)
+        with pytest.raises(Conflict) as refused:
+            await retried(engine, run_id, redrive=True)
+        assert refused.value.details["behind"]
+        await engine.wait_terminal(await retried(engine, run_id))
+        assert len(till.charges) == 1
+
+
+async def test_a_call_in_flight_that_is_abandoned_is_told_as_one_that_may_have_happened(
+    url: str, zoo: ToolZoo
+) -> None:
+    """R-9.4, R-5.5: it had been told not to have happened, as its tool is idempotent; a fork had
+    then charged under a key of its own."""
+    till = Till(hangs=True)
+    zoo.registry.add(*till.tools(zoo))
+    async with flow(url, [follows(call("charge"))], zoo) as engine:
+        run_id = await engine.submit("buyer")
+        await zoo.wait_started("charge")
+        (at, *_) = await engine.core.reader.list_checkpoints(run_id, before=None, limit=9)
+        await engine.cancel(run_id, options=COMPENSATE)
+        assert await effects_of(engine, run_id) == {"charge": ("unknown", "none")}
+        till.hangs = False
+        made = await forked(engine, run_id, checkpoint_id=at.checkpoint_id)
+        assert (await engine.wait_terminal(made)).hot.state is RunState.SUCCEEDED
+        assert await key_of(engine, made) == await key_of(engine, run_id)
+        assert len(till.charges) == 1
+
+
+@pytest.mark.parametrize("name", ["charge_slowly", "charge_oddly"])
+async def test_an_effect_whose_result_came_too_late_or_was_refused_is_told_at_the_end(
+    url: str, zoo: ToolZoo, name: str
+) -> None:
+    """R-9.4: what may be in the world is listed, whatever the planner was told of the call."""
+    till = Till()
+    zoo.registry.add(*till.tools(zoo))
+    async with flow(url, [follows(call(name), Ask(title="?"))], zoo) as engine:
+        run_id = await engine.submit("buyer")
+        await engine.wait_waiting(run_id)
+        rows = await engine.core.reader.list_checkpoints(run_id, before=None, limit=50)
+        await engine.cancel(run_id, options=COMPENSATE)
+        timed_out = name == "charge_slowly"
+        status = ToolCallStatus.TIMED_OUT if timed_out else ToolCallStatus.FAILED
+        assert await effects_of(engine, run_id) == {name: (status, "none")}
+        (made_call,) = await engine.core.reader.list_tool_calls(run_id, after=None, limit=9)
+        at = min((row for row in rows if row.seq >= made_call.action_seq), key=lambda row: row.seq)
+        made = await forked(engine, run_id, checkpoint_id=at.checkpoint_id)
+        await engine.wait_waiting(made)
+        assert len(till.charges) == 1
+        assert await key_of(engine, made) == await key_of(engine, run_id)
