@@ -187,6 +187,27 @@ async def test_an_effect_that_another_run_stands_on_is_not_undone(
         assert till.refunds == till.charges
 
 
+async def test_an_effect_that_a_fork_goes_on_from_is_undone_only_when_the_fork_is_cancelled_too(
+    url: str, zoo: ToolZoo
+) -> None:
+    """R-9.4: a fork that goes on shares the payment; its own cancel leaves it to the run that paid."""
+    till = Till()
+    zoo.registry.add(*till.tools(zoo))
+    async with flow(url, [follows(call("charge"), Ask(title="?"))], zoo) as engine:
+        for is_cancelled in (False, True):
+            first = await engine.submit("buyer")
+            await engine.wait_waiting(first)
+            beside = await forked(engine, first)
+            await engine.wait_waiting(beside)
+            if is_cancelled:
+                await engine.cancel(beside, options=COMPENSATE)
+                assert await effects_of(engine, beside) == {}
+            await engine.cancel(first, options=COMPENSATE)
+            became = "succeeded" if is_cancelled else "none"
+            assert await effects_of(engine, first) == {"charge": ("succeeded", became)}
+        assert till.refunds == till.charges[1:]
+
+
 async def test_a_redrive_does_not_have_effects_again_that_came_after_the_failed_calls(
     url: str, zoo: ToolZoo
 ) -> None:

@@ -36,7 +36,8 @@ async def taken_over(core: Core, view: RunView, call: OpenCall) -> OpenCall:
     status = call.status if row is None else row.status
     in_doubt = call.may_have_happened or status in _MAY_HAVE_HAPPENED
     if not in_doubt:
-        keeps = view.facts.forked_from is None or status is ToolCallStatus.FAILED
+        heeded = status is ToolCallStatus.FAILED and call.repeatable  # it may have acted and failed
+        keeps = view.facts.forked_from is None or heeded
         return replace(call, args=args, effect_key=call.effect_key if keeps else "")
     undone = await undone_elsewhere(core, view.facts, call.effect_key)
     return replace(

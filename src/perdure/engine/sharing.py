@@ -15,7 +15,7 @@ from perdure.engine.undone import asks_to_compensate, calls_of, children_of, str
 from perdure.protocol.errors import Conflict
 from perdure.protocol.records import ToolCallRow
 from perdure.protocol.runs import RunFacts, RunRow
-from perdure.protocol.states import TERMINAL, ToolCallStatus
+from perdure.protocol.states import TERMINAL, RunState, ToolCallStatus
 from perdure.store.reader import RunFilter
 
 PAGE = 100
@@ -127,38 +127,49 @@ async def undone_elsewhere(core: Core, facts: RunFacts, effect_key: str) -> str:
     return told[effect_key]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StoodOn:
-    """The effects of a run's calls that other runs of its family stand on: by keys, and by runs that
-    go on and have not made their calls their own yet.
+    """The effects of a run's calls that other runs stand on: under keys that they took over, up to a
+    seq of its log that they share, or as runs that go on and have made no call their own yet.
     """
 
-    keys: frozenset[str]
-    coming: tuple[RunFacts, ...]
+    run_id: str
+    keys: set[str]
+    shared_until: int
+    coming: list[RunFacts]
 
     def __contains__(self, call: ToolCallRow) -> bool:
-        return call.effect_key in self.keys or any(_will_take(one, call) for one in self.coming)
+        shared = call.run_id == self.run_id and (call.result_seq or 0) <= self.shared_until
+        taken = call.effect_key in self.keys or any(_will_take(one, call) for one in self.coming)
+        return shared or taken
 
 
 async def stood_on(core: Core, facts: RunFacts) -> StoodOn:
     """Return what is not to be undone for a run alone.
 
-    A run that undoes an effect itself, or was to and has not begun, does not stand on it.
+    A run that undoes an effect itself, or was to and has not begun, does not stand on it; nor does
+    one that failed on what it only shares.
     """
-    keys, coming = set[str](), list[RunFacts]()
+    found = StoodOn(facts.run_id, set(), 0, [])
+    shares: dict[str, int] = {}
     async for other in family_of(core, facts):
-        undoes = asks_to_compensate(other.hot.cancel_options)
+        origin, undoes = other.facts.origin_run_id, asks_to_compensate(other.hot.cancel_options)
+        until = other.facts.origin_seq if origin == facts.run_id else shares.get(origin or "")
+        if until is not None:
+            shares[other.facts.run_id] = until
+            if not undoes and other.hot.state is not RunState.FAILED:
+                found.shared_until = max(found.shared_until, until)
         undone = await undone_by(core, other)
         calls = [call async for call in calls_of(core, other.facts.run_id)]
-        keys |= {
+        found.keys |= {
             call.effect_key
             for call in calls
             if call.status in _STANDS
             and (not undoes or undone.get(call.tool_call_id, "not_started") != "not_started")
         }
         if not (calls or undoes) and other.hot.state not in TERMINAL:
-            coming.append(other.facts)
-    return StoodOn(frozenset(keys), tuple(coming))
+            found.coming.append(other.facts)
+    return found
 
 
 def _will_take(other: RunFacts, call: ToolCallRow) -> bool:
@@ -170,7 +181,9 @@ def _will_take(other: RunFacts, call: ToolCallRow) -> bool:
 
 
 async def family_of(core: Core, facts: RunFacts) -> AsyncIterator[RunRow]:
-    """Yield the other runs that may have a call of a run: those it goes on from, and their branches."""
+    """Yield the other runs that may have a call of a run: those it goes on from, and the branches of
+    all, each behind the run that it begins with.
+    """
     line = [facts.run_id]
     try:
         line += [one.facts.run_id for one in await origins_of(core.reader, facts)]
