@@ -96,6 +96,10 @@ def active_works(record: RunRecord) -> Found:
 )
 def bounded_faults(record: RunRecord) -> Found:
     bound = record.facts.options.faults_max
+    if record.hot.faults > bound:
+        yield "run", f"its row counts {record.hot.faults} faults, {bound} may be"
+    if record.hot.retained_from_seq > 1:
+        return  # when the last step was finished is gone with the history
     steps = [line for line, data in record.of(StepEvent) if data.status == "succeeded"]
     since = steps[-1].attempt if steps else 0
     faults = [
@@ -105,8 +109,6 @@ def bounded_faults(record: RunRecord) -> Found:
     ]
     if len(faults) > bound:
         yield "run", f"attempts {faults[:20]} ended by a fault, {bound} may"
-    if record.hot.faults > bound:
-        yield "run", f"its row counts {record.hot.faults} faults, {bound} may be"
 
 
 @rule(
