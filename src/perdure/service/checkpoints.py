@@ -44,13 +44,15 @@ async def get_state(service: Service, principal: Principal, identifier: str) -> 
     try:
         state = await state_at(service.core, run, row.seq)
     except Damaged as error:
-        now = await own_run(service, principal, row.run_id)  # it may have gone meanwhile
-        if now.hot.retained_from_seq > 1:
-            raise Gone("the history of the run is no longer kept") from error
-        raise Conflict(f"the history of the run is damaged: {error}") from error
-    return CheckpointState(
-        checkpoint_id=row.checkpoint_id, run_id=row.run_id, seq=row.seq, values=state
-    )
+        damaged = error
+    else:
+        return CheckpointState(
+            checkpoint_id=row.checkpoint_id, run_id=row.run_id, seq=row.seq, values=state
+        )
+    now = await own_run(service, principal, row.run_id)  # the history may have gone meanwhile
+    if now.hot.retained_from_seq > 1:
+        raise Gone("the history of the run is no longer kept") from damaged
+    raise Conflict(f"the history of the run is damaged: {damaged}") from damaged
 
 
 async def diff(service: Service, principal: Principal, first: str, second: str) -> CheckpointDiff:
