@@ -121,14 +121,18 @@ async def test_nothing_goes_on_from_what_was_undone(url: str, zoo: ToolZoo) -> N
         run_id = await engine.submit("buyer")
         await engine.wait_waiting(run_id)
         rows = await engine.core.reader.list_checkpoints(run_id, before=None, limit=50)
+        await engine.kill_worker()
         await engine.cancel(run_id, options=COMPENSATE)
+        with pytest.raises(Conflict):
+            await forked(engine, run_id)  # nobody has begun to undo it yet
+        await engine.start_worker()
         row = await engine.wait_terminal(run_id)
         assert till.refunds == till.charges
         assert NextAction.RETRY not in next_actions(row.hot)
         for go_on in (retried, forked):
             with pytest.raises(Conflict) as refused:
                 await go_on(engine, run_id)
-            assert refused.value.details["tool_call_ids"]
+            assert refused.value.details["undone"]
         before = max((row for row in rows if row.step_index <= 1), key=lambda row: -row.seq)
         made = await retried(engine, run_id, checkpoint_id=before.checkpoint_id)
         (asked,) = await engine.wait_waiting(made)

@@ -32,25 +32,38 @@ _STANDS = frozenset(
 
 
 async def check_not_undone(core: Core, history: Sequence[Shared]) -> None:
-    """Raise Conflict when a call of a history, or of a child that it has, began to be undone."""
+    """Raise Conflict when a call of a history, or of a child that it has, began or is to be undone."""
     undone = [call async for call in _undone_in(core, history)]
     if undone:
         raise Conflict(
-            "what the run did has been undone, or was begun to be: go on from a checkpoint before"
-            " that, or start a new run",
-            details={"tool_call_ids": undone[:TOLD_MAX]},
+            "what the run did has been undone, or is to be: go on from a checkpoint before that, or"
+            " start a new run",
+            details={"undone": undone[:TOLD_MAX]},
         )
 
 
 async def _undone_in(core: Core, history: Sequence[Shared]) -> AsyncIterator[str]:
     for shared in history:
         async for canceller in _with_those_above(core, shared.facts):
+            if canceller.hot.state not in TERMINAL:
+                async for one in _effects_in(core, shared):
+                    yield one
             for tool_call_id, word in (await undone_by(core, canceller)).items():
                 if word == "not_started":
                     continue
                 call = await core.reader.find_tool_call(shared.facts.tenant_id, tool_call_id)
                 if call is not None and await _is_in(core, call, shared):
                     yield tool_call_id
+
+
+async def _effects_in(core: Core, shared: Shared) -> AsyncIterator[str]:
+    """Yield what a cancel that has not come to its end may undo of a shared history."""
+    async for call in calls_of(core, shared.facts.run_id):
+        if call.action_seq <= shared.until and _may_stand(call):
+            yield call.tool_call_id
+    async for child in children_of(core, shared.facts.run_id):
+        if not child.facts.detached and await _began_by(core, child.facts, shared):
+            yield child.facts.run_id
 
 
 async def _with_those_above(core: Core, facts: RunFacts) -> AsyncIterator[RunRow]:

@@ -153,7 +153,9 @@ async def read_undoing(
         async for call in calls_of(core, facts.run_id):
             spec = specs.get((call.tool, call.version or ""))
             took = call.status in TOOK_EFFECT and is_side_effect(call.side_effect)
-            if spec is None or not took or call.result_seq is None or call in others:
+            if spec is None or not took or call.result_seq is None:
+                continue
+            if call in others and call.tool_call_id not in tries:
                 continue
             told = undone.get(call.tool_call_id)
             if told == "succeeded" or (told == "unknown" and not spec.compensate_idempotent):
