@@ -68,7 +68,7 @@ def test_a_cancel_of_a_run_that_has_ended_says_so(perdure: Program) -> None:
         for wish in ("--compensate", "--discard-artifacts"):
             done = perdure("runs", "cancel", late, wish)
             assert done.code == ExitCode.CONFLICT
-            assert "nothing was undone: the run had ended before" in done.err
+            assert "this cancel changed nothing: the run had ended before" in done.err
     asked = perdure("run", "asks", "--json", *HERE).json["run_id"]
     for _ in range(2):  # what was asked in time is no news
         assert perdure("runs", "cancel", asked, "--compensate").code == 0

@@ -11,7 +11,7 @@ from perdure.protocol.decisions import Ask, Decision
 from perdure.protocol.events import StateEvent
 from perdure.protocol.failures import Failure, FailureCode
 from perdure.protocol.policies import RetryPolicy
-from perdure.protocol.states import ParkedOn
+from perdure.protocol.states import Answer, ParkedOn, RunState
 from perdure.testing.embedded import scripted
 from tests.flow.world import data_of, flow
 
@@ -49,6 +49,25 @@ async def test_an_author_is_told_the_bounds_of_a_time(url: str) -> None:
             assert failure is not None
             assert told in failure.reason, failure.reason
             assert not await engine.pending(run_id)
+
+
+async def test_what_is_left_of_a_deadline_is_judged_when_the_question_is_asked(url: str) -> None:
+    """R-7.5, R-8.3: a function that was played again after it had passed ended NON_DETERMINISTIC."""
+    left_s = [5.0]
+
+    @agent("coded", "1")
+    async def coded(ctx: Context, input: object) -> object:
+        return await ctx.interrupt("?", expires_in=timedelta(seconds=left_s[0]))
+
+    async with flow(url, [coded]) as engine:
+        run_id = await engine.submit("coded")
+        (asked,) = await engine.wait_waiting(run_id)
+        left_s[0] = -1.0
+        await engine.kill_worker()
+        await engine.start_worker()
+        await engine.answer(asked.interrupt_id, Answer.RESPOND, value="in time")
+        row = await engine.wait_terminal(run_id)
+        assert row.hot.state is RunState.SUCCEEDED
 
 
 async def test_a_model_that_asks_for_a_wait_without_end_gets_a_day(url: str) -> None:

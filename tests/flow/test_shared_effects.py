@@ -8,6 +8,7 @@ import pytest
 
 from perdure.engine.context import PlannerContext
 from perdure.engine.ports import HostedAgent
+from perdure.engine.sharing import undone_elsewhere
 from perdure.protocol.decisions import Ask, Decision, Finish, GiveUp
 from perdure.protocol.errors import Conflict
 from perdure.protocol.events import StateEvent
@@ -16,6 +17,7 @@ from perdure.protocol.states import Answer, CancelOption, NextAction, RunState, 
 from perdure.service.base import Service
 from perdure.service.branches import ForkRequest, RetryRequest, fork, retry
 from perdure.service.principal import LOCAL
+from perdure.store.requests import RetentionRule
 from perdure.testing.embedded import Embedded, call, scripted, unasked
 from perdure.testing.tools import ToolZoo
 from perdure.tools import Performed, Returned, ToolContext, ToolError, succeeded, tool
@@ -270,3 +272,103 @@ async def test_an_effect_whose_result_came_too_late_or_was_refused_is_told_at_th
         await engine.wait_waiting(made)
         assert len(till.charges) == 1
         assert await key_of(engine, made) == await key_of(engine, run_id)
+
+
+async def test_of_two_that_are_to_undo_one_effect_one_does(url: str, zoo: ToolZoo) -> None:
+    """R-9.4: both had refunded one charge, and both had told that nobody did."""
+    till = Till(hangs=True)
+    zoo.registry.add(*till.tools(zoo))
+    async with flow(url, [follows(call("charge"), Ask(title="?"))], zoo) as engine:
+        first = await engine.submit("buyer")
+        await zoo.wait_started("charge")
+        beside = await forked(engine, first)
+        await zoo.wait_started("charge", 2)
+        till.hangs = False
+        for run_id in (first, beside):
+            await engine.wait_waiting(run_id)
+        await engine.kill_worker()
+        for run_id in (first, beside):
+            await engine.cancel(run_id, options=COMPENSATE)
+        await engine.start_worker()
+        became = [await effects_of(engine, run_id) for run_id in (first, beside)]
+        told = sorted(one["charge"][1] for one in became)
+        assert (told, till.refunds) == (["none", "succeeded"], till.charges)
+
+
+async def test_a_retry_behind_a_payment_that_a_fork_has_undone_is_refused(
+    url: str, zoo: ToolZoo
+) -> None:
+    """R-9.4, R-10.3: the fork had the payment under the same key, and was cancelled last."""
+    till = Till(hangs=True)
+    zoo.registry.add(*till.tools(zoo))
+    async with flow(url, [follows(call("charge"), Ask(title="?"))], zoo) as engine:
+        first = await engine.submit("buyer")
+        await zoo.wait_started("charge")
+        beside = await forked(engine, first)
+        await zoo.wait_started("charge", 2)
+        till.hangs = False
+        for run_id in (first, beside):
+            await engine.wait_waiting(run_id)
+        await engine.cancel(first)
+        await engine.wait_terminal(first)
+        await engine.cancel(beside, options=COMPENSATE)
+        assert await effects_of(engine, beside) == {"charge": ("succeeded", "succeeded")}
+        for go_on in (retried, forked):
+            with pytest.raises(Conflict):
+                await go_on(engine, first)
+
+
+async def test_an_approved_call_of_a_second_retry_does_not_act_under_a_refunded_key(
+    url: str, zoo: ToolZoo
+) -> None:
+    """R-5.6, R-9.4: it was in no doubt when it was taken over, as it had only been asked for."""
+    till = Till()
+    zoo.registry.add(*till.tools(zoo))
+
+    def decide(context: PlannerContext) -> Decision:
+        script = (call("charge"), Ask(title="?"))
+        done = context.step_index
+        return script[done] if done < len(script) else Finish(answer="done")
+
+    async with flow(url, [scripted("buyer", decide, tools=["charge"])], zoo) as engine:
+        first = await engine.submit("buyer")
+        await engine.wait_waiting(first)
+        (at, *_) = await engine.core.reader.list_checkpoints(first, before=None, limit=9)
+        await engine.cancel(first)
+        await engine.wait_terminal(first)
+        for charges in (1, 2):
+            made = await retried(engine, first, checkpoint_id=at.checkpoint_id)
+            (asked,) = await engine.wait_waiting(made)
+            await engine.answer(asked.interrupt_id, Answer.APPROVE)
+            await engine.wait_until(made, lambda row: row.hot.step_index == 1)
+            await engine.wait_waiting(made)
+            assert len(till.charges) == charges
+            await engine.cancel(made, options=COMPENSATE)
+            assert await effects_of(engine, made) == {"charge": ("succeeded", "succeeded")}
+        assert till.refunds == till.charges
+
+
+async def test_what_was_undone_is_known_when_its_history_is_gone(url: str, zoo: ToolZoo) -> None:
+    """R-6.8, R-9.4: the end tells it, and is kept."""
+    till = Till(hangs=True)
+    zoo.registry.add(*till.tools(zoo))
+    async with flow(url, [follows(call("charge"), Ask(title="?"))], zoo) as engine:
+        first = await engine.submit("buyer")
+        await zoo.wait_started("charge")
+        (at, *_) = await engine.core.reader.list_checkpoints(first, before=None, limit=9)
+        await engine.cancel(first)
+        await engine.wait_terminal(first)
+        till.hangs = False
+        second = await retried(engine, first, checkpoint_id=at.checkpoint_id)
+        beside = await forked(engine, first, checkpoint_id=at.checkpoint_id)
+        for run_id in (beside, second):
+            await engine.wait_waiting(run_id)
+        for run_id in (beside, second):
+            await engine.cancel(run_id, options=COMPENSATE)
+            await engine.wait_terminal(run_id)
+        assert till.refunds == till.charges
+        rule = RetentionRule(state=RunState.FAILED, older_than_s=0)
+        await engine.core.store.expire_history([rule], after=None, limit=10)
+        assert (await engine.run(second)).hot.retained_from_seq > 1
+        family = await undone_elsewhere(engine.core, (await engine.run(first)).facts)
+        assert family == {till.charges[0]: "succeeded"}

@@ -335,7 +335,7 @@ def cancel(
     if wish is CancelOption.NONE:
         note(f"the run had ended before ({found.status}): there was nothing left to cancel")
         return
-    note(f"nothing was undone: the run had ended before ({found.status})")
+    note(f"this cancel changed nothing: the run had ended before ({found.status})")
     raise typer.Exit(ExitCode.CONFLICT)
 
 

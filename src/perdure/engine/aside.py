@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from perdure.engine.core import Core
 from perdure.engine.load import Damaged
 from perdure.protocol.errors import Conflict, Unreadable
-from perdure.protocol.states import TERMINAL
+from perdure.protocol.states import TERMINAL, ParkedOn
 from perdure.signals.ports import run_topic
 
 log = logging.getLogger(__name__)
@@ -53,8 +53,11 @@ async def put_aside_unless_over(
     """
     await put_aside(core, run_id, damaged, seq=seq)
     now = await core.reader.find_run(None, run_id)
-    if now is not None and now.hot.state not in TERMINAL:
-        raise needs_repair(run_id, damaged) from damaged
+    if now is None or now.hot.state in TERMINAL:
+        return
+    if now.hot.parked_on is not ParkedOn.REPAIR:  # somebody holds it, or has written to it
+        raise Conflict(f"the run could not be read, try again: {damaged}") from damaged
+    raise needs_repair(run_id, damaged) from damaged
 
 
 def needs_repair(run_id: str, why: Exception) -> Conflict:

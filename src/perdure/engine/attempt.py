@@ -46,6 +46,7 @@ from perdure.engine.optimism import conflict_of, guard_end
 from perdure.engine.planning import draft_decision, draft_inherited, draft_model_uses, stands
 from perdure.engine.ports import HostedAgent, PlannerFailure, PlannerSession
 from perdure.engine.sessions import StoreTime, session_of
+from perdure.engine.sharing import undone_elsewhere, undone_meanwhile
 from perdure.engine.steps import fail, rejection
 from perdure.engine.topics import find_subscribers, publishes
 from perdure.engine.tree import close_unheld, tell_parent
@@ -184,6 +185,9 @@ class Attempt:
             position = thread.last_position if thread is not None else position
         draft = self.draft()
         draft.move(Transition.START, history_position=position)
+        undone = await undone_meanwhile(self.core, self.view.facts)
+        if undone is not None:
+            fail(draft, undone)
         if await self.commit(draft) and position is not None and position > 1:
             self.view = await self._loaded()
 
@@ -299,7 +303,8 @@ class Attempt:
     async def _take_over(self) -> None:
         """Decide the calls that the run takes over from its origin; the next turn runs them."""
         inherited = list(self.view.snapshot.inherited.values())
-        calls = [await taken_over(self.core, self.view, call) for call in inherited]
+        undone = await undone_elsewhere(self.core, self.view.facts)
+        calls = [await taken_over(self.core, self.view, call, undone) for call in inherited]
         draft = self.draft()
         draft_inherited(draft, calls, self.judge)
         await self.commit(draft)

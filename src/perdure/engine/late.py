@@ -12,7 +12,7 @@ from perdure.engine.lease import Lease
 from perdure.engine.values import keep
 from perdure.engine.view import RunView
 from perdure.protocol.errors import PerdureError, StoreFull, TooLarge, Unavailable
-from perdure.store.requests import LateResult
+from perdure.store.requests import LateKept, LateResult
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +49,14 @@ class LateResults:
         while self.waiting:
             late = self.waiting[0]
             try:
-                await self.core.store.record_late(late)
-                self.core.metrics.engine.late_writes.inc()
+                kept = await self.core.store.record_late(late)
+                if kept is LateKept.RECORDED:
+                    self.core.metrics.engine.late_writes.inc()
+                elif kept is LateKept.LEFT_OUT:
+                    log.warning(
+                        "a late result of %s is left out, as too many are kept of its execution: %s %s",
+                        *(late.run_id, late.status, late.external_ref or ""),
+                    )
             except (Unavailable, StoreFull) as error:
                 log.warning("a late result waits for the store: %s", error)
                 await anyio.sleep(self.core.settings.poll_interval_s)

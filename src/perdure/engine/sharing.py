@@ -9,10 +9,11 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from perdure.engine.core import Core
-from perdure.engine.origin import OriginGone, Shared, origins_of
+from perdure.engine.origin import ORIGINS_MAX, OriginGone, Shared, origins_of
 from perdure.engine.snapshot import is_side_effect
 from perdure.engine.undone import asks_to_compensate, calls_of, children_of, strongest, undone_by
 from perdure.protocol.errors import Conflict
+from perdure.protocol.failures import Failure, FailureCode, Stage
 from perdure.protocol.records import ToolCallRow
 from perdure.protocol.runs import RunFacts, RunRow
 from perdure.protocol.states import TERMINAL, RunState, ToolCallStatus
@@ -22,18 +23,24 @@ PAGE = 100
 TOLD_MAX = 20
 _STANDS = frozenset(
     {
+        ToolCallStatus.PROPOSED,
+        ToolCallStatus.AWAITING_APPROVAL,
         ToolCallStatus.RUNNING,
         ToolCallStatus.PENDING,
         ToolCallStatus.SUCCEEDED,
         ToolCallStatus.PARTIAL,
     }
 )
-"""Where a run's call stands, or is about to stand, on an effect."""
+"""Where a run's call stands, or may come to stand, on an effect."""
+
+_GONE = frozenset({"succeeded", "unknown"})
+"""What became of undoing an effect that is not in the world any more, or may not be."""
 
 
 async def check_not_undone(core: Core, history: Sequence[Shared]) -> None:
     """Raise Conflict when a call of a history, or of a child that it has, began or is to be undone."""
-    undone = [call async for call in _undone_in(core, history)]
+    undone = [call async for call in _to_be_undone(core, history)]
+    undone += [call async for call in _undone_in(core, history)]
     if undone:
         raise Conflict(
             "what the run did has been undone, or is to be: go on from a checkpoint before that, or"
@@ -42,22 +49,68 @@ async def check_not_undone(core: Core, history: Sequence[Shared]) -> None:
         )
 
 
+async def undone_meanwhile(core: Core, facts: RunFacts) -> Failure | None:
+    """Return why a run cannot begin: what it goes on from was undone while it was made."""
+    try:
+        history = await origins_of(core.reader, facts)
+    except OriginGone:
+        return None  # told where it is read
+    undone = [call async for call in _undone_in(core, history)]
+    if not undone:
+        return None
+    return Failure(
+        code=FailureCode.CONFLICT,
+        reason="what the run was to go on from was undone while it was made",
+        stage=Stage.RECOVERY,
+        details={"undone": [*undone[:TOLD_MAX]]},
+    )
+
+
+async def _to_be_undone(core: Core, history: Sequence[Shared]) -> AsyncIterator[str]:
+    """Yield the effects in a history that a cancel may undo which has not come to its end."""
+    for shared in history:
+        async for one in _with_those_above(core, shared.facts):
+            if one.hot.state not in TERMINAL:
+                async for effect in _effects_in(core, shared):
+                    yield effect
+                break
+
+
 async def _undone_in(core: Core, history: Sequence[Shared]) -> AsyncIterator[str]:
     for shared in history:
-        async for canceller in _with_those_above(core, shared.facts):
-            if canceller.hot.state not in TERMINAL:
-                async for one in _effects_in(core, shared):
-                    yield one
-            for tool_call_id, word in (await undone_by(core, canceller)).items():
-                if word == "not_started":
-                    continue
-                call = await core.reader.find_tool_call(shared.facts.tenant_id, tool_call_id)
-                if call is not None and await _is_in(core, call, shared):
-                    yield tool_call_id
+        undoing = [one async for one in _with_those_above(core, shared.facts)]
+        keys, below = await _undone(core, shared.facts, undoing)
+        if _GONE.intersection(keys.values()):
+            async for call in calls_of(core, shared.facts.run_id):
+                is_finished = call.result_seq is not None and call.result_seq <= shared.until
+                if is_finished and keys.get(call.effect_key) in _GONE:
+                    yield call.tool_call_id
+        for call in below:
+            if await _is_below(core, call, shared):
+                yield call.tool_call_id
+
+
+async def _undone(
+    core: Core, facts: RunFacts, undoing: Sequence[RunRow]
+) -> tuple[dict[str, str], list[ToolCallRow]]:
+    """Return what became of undoing effects that a run may share, by their keys; and the calls of
+    other runs that those which undo its calls have undone: of runs below, of others too.
+    """
+    keys: dict[str, str] = {}
+    others: list[ToolCallRow] = []
+    family = [one async for one in family_of(core, facts)]
+    for run in {one.facts.run_id: one for one in (*undoing, *family)}.values():
+        for tool_call_id, word in (await undone_by(core, run)).items():
+            call = await core.reader.find_tool_call(facts.tenant_id, tool_call_id)
+            if call is None:
+                continue
+            keys = strongest(keys, {call.effect_key: word})
+            if word in _GONE and call.run_id != facts.run_id:
+                others.append(call)
+    return keys, others
 
 
 async def _effects_in(core: Core, shared: Shared) -> AsyncIterator[str]:
-    """Yield what a cancel that has not come to its end may undo of a shared history."""
     async for call in calls_of(core, shared.facts.run_id):
         if call.action_seq <= shared.until and _may_stand(call):
             yield call.tool_call_id
@@ -78,10 +131,8 @@ async def _with_those_above(core: Core, facts: RunFacts) -> AsyncIterator[RunRow
         run_id = row.facts.parent_run_id
 
 
-async def _is_in(core: Core, call: ToolCallRow, shared: Shared) -> bool:
-    """Tell whether a call is one of a shared history, or of a run below that was begun in it."""
-    if call.run_id == shared.facts.run_id:
-        return call.action_seq <= shared.until
+async def _is_below(core: Core, call: ToolCallRow, shared: Shared) -> bool:
+    """Tell whether a call is one of a run below that was begun in a shared history."""
     below = await core.reader.find_run(None, call.run_id)
     while below is not None and below.facts.parent_run_id is not None:
         if below.facts.parent_run_id == shared.facts.run_id:
@@ -127,17 +178,9 @@ def _may_stand(call: ToolCallRow) -> bool:
     return stands and is_side_effect(call.side_effect)
 
 
-async def undone_elsewhere(core: Core, facts: RunFacts, effect_key: str) -> str:
-    """Return what became of undoing a call's effect by other runs that took the call over."""
-    told = {effect_key: "not_started"}
-    async for other in family_of(core, facts):
-        undone = await undone_by(core, other)
-        if not undone:
-            continue
-        async for call in calls_of(core, other.facts.run_id):
-            if call.effect_key == effect_key and call.tool_call_id in undone:
-                told = strongest(told, {effect_key: undone[call.tool_call_id]})
-    return told[effect_key]
+async def undone_elsewhere(core: Core, facts: RunFacts) -> dict[str, str]:
+    """Return what became of undoing effects by other runs that may have taken the same calls over."""
+    return (await _undone(core, facts, ()))[0]
 
 
 @dataclass(slots=True)
@@ -160,8 +203,8 @@ class StoodOn:
 async def stood_on(core: Core, facts: RunFacts) -> StoodOn:
     """Return what is not to be undone for a run alone.
 
-    A run that undoes an effect itself, or was to and has not begun, does not stand on it; nor does
-    one that failed on what it only shares.
+    A run that failed does not stand on an effect: who goes on from it is told when that is gone. Nor
+    does one that is to undo it and has not begun, unless it is the older one: else both would.
     """
     found = StoodOn(facts.run_id, set(), 0, [])
     shares: dict[str, int] = {}
@@ -173,14 +216,17 @@ async def stood_on(core: Core, facts: RunFacts) -> StoodOn:
             if not undoes and other.hot.state is not RunState.FAILED:
                 found.shared_until = max(found.shared_until, until)
         undone = await undone_by(core, other)
+        goes_on = other.hot.state not in TERMINAL
+        stands = other.hot.state is not RunState.FAILED and not undoes
+        goes_first = undoes and goes_on and other.facts.run_id < facts.run_id
         calls = [call async for call in calls_of(core, other.facts.run_id)]
         found.keys |= {
             call.effect_key
             for call in calls
-            if call.status in _STANDS
-            and (not undoes or undone.get(call.tool_call_id, "not_started") != "not_started")
+            if undone.get(call.tool_call_id) in _GONE
+            or (call.status in _STANDS and (stands or goes_first))
         }
-        if not (calls or undoes) and other.hot.state not in TERMINAL:
+        if not (calls or undoes) and goes_on:
             found.coming.append(other.facts)
     return found
 
@@ -197,20 +243,23 @@ async def family_of(core: Core, facts: RunFacts) -> AsyncIterator[RunRow]:
     """Yield the other runs that may have a call of a run: those it goes on from, and the branches of
     all, each behind the run that it begins with.
     """
-    line = [facts.run_id]
-    try:
-        line += [one.facts.run_id for one in await origins_of(core.reader, facts)]
-    except OriginGone:
-        line += [] if facts.origin_run_id is None else [facts.origin_run_id]
-    known = set(line)
+    known, line = {facts.run_id}, [facts.run_id]
+    origin = facts.origin_run_id
+    while origin is not None and len(line) < ORIGINS_MAX:
+        row = await core.reader.find_run(None, origin)
+        if row is None:
+            break
+        yield row
+        known.add(origin)
+        line.append(origin)
+        origin = row.facts.origin_run_id
     while line:
-        run_id = line.pop()
-        row = await core.reader.find_run(None, run_id)
-        if row is not None and run_id != facts.run_id:
-            yield row
         after: str | None = None
-        where = RunFilter(origin_run_id=run_id)
+        where = RunFilter(origin_run_id=line.pop())
         while page := await core.reader.list_runs(None, where, after=after, limit=PAGE):
             after = page[-1].facts.run_id
-            line += [one.facts.run_id for one in page if one.facts.run_id not in known]
-            known |= {one.facts.run_id for one in page}
+            for row in page:
+                if row.facts.run_id not in known:
+                    known.add(row.facts.run_id)
+                    line.append(row.facts.run_id)
+                    yield row

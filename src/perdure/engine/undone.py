@@ -4,14 +4,15 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime
 
 from perdure.engine.core import Core
-from perdure.protocol.events import CancelEvent, CompensationEvent
+from perdure.protocol.events import CancelEvent, CompensationEvent, StateEvent
+from perdure.protocol.log import DamagedEvent
 from perdure.protocol.records import ToolCallRow
 from perdure.protocol.runs import RunRow
 from perdure.protocol.states import CancelOption
 from perdure.store.reader import RunFilter
 
 PAGE = 500
-_WORDS = ("not_started", "failed", "unknown", "succeeded")
+WORDS = ("not_started", "failed", "unknown", "succeeded")
 """What can have become of undoing a call, by how much may have been done."""
 
 
@@ -44,8 +45,25 @@ async def undone_by(core: Core, row: RunRow) -> dict[str, str]:
     """Return what became of the calls, its own and those of runs below it, that a run began to undo."""
     if not asks_to_compensate(row.hot.cancel_options):
         return {}
+    if row.hot.retained_from_seq > 1:
+        return await _told_at_the_end(core, row)
     _, tries = await tail_of(core, row)
     return {call: became_of_undoing([one for _, one in told]) for call, told in tries.items()}
+
+
+async def _told_at_the_end(core: Core, row: RunRow) -> dict[str, str]:
+    """Return what the end of a run tells of undoing: it is kept when the history goes."""
+    seq = row.hot.terminal_seq or row.hot.last_seq
+    told: dict[str, str] = {}
+    for event in await core.reader.events_after(row.facts.run_id, seq - 1, limit=1):
+        try:
+            data = event.data
+        except DamagedEvent:
+            continue
+        for effect in (data.effects or ()) if isinstance(data, StateEvent) else ():
+            if effect.get("compensation") in WORDS:
+                told[str(effect.get("tool_call_id"))] = str(effect["compensation"])
+    return told
 
 
 def became_of_undoing(tries: Sequence[CompensationEvent]) -> str:
@@ -67,7 +85,7 @@ def strongest(some: Mapping[str, str], others: Mapping[str, str]) -> dict[str, s
     """Return what became of undoing each call that two runs told of: undone by one is undone."""
     told = dict(some)
     for call, word in others.items():
-        told[call] = max(word, told.get(call, word), key=_WORDS.index)
+        told[call] = max(word, told.get(call, word), key=WORDS.index)
     return told
 
 

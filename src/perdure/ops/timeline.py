@@ -73,7 +73,7 @@ def effect_text(effect: dict[str, JsonValue]) -> str:
     undoing = effect.get("compensation")
     told = "" if undoing is None else f", undoing {str(undoing).replace('_', ' ')}"
     if undoing == "none":
-        told = ", nothing undoes it"
+        told = ", not undone"
     return f"{_text(effect, 'tool')} {_text(effect, 'status')}{_external(effect)}{told}"
 
 

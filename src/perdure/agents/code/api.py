@@ -135,8 +135,6 @@ class Context:
         result was recorded; with `once`, a person is asked instead. Raises StepFailed when it
         raised, after as many tries as `retry` allows.
         """
-        if timeout_s is not None:
-            checked_s("the timeout_s of a step", timeout_s, WORK_S_MAX)
         named = _name(name or getattr(function, "__name__", type(function).__name__))
         wish = ToolRequest(
             tool=STEP_ONCE if once else STEP,
@@ -157,6 +155,8 @@ class Context:
         position = branch.take()
         kind = "tool" if step is None else "step"
         recorded = self._live.known(position, kind, name, keep(wish.args).digest)
+        if recorded is None and step is not None and step.timeout_s is not None:
+            checked_s("the timeout_s of a step", step.timeout_s, WORK_S_MAX)
         if recorded is None or not recorded.entry.done:
             wish = wish.model_copy(update={"position": position})
             recorded = await self._live.wait(branch, position, kind, name, wish, step)
@@ -185,18 +185,8 @@ class Context:
         """
         if schema is not None:
             check_schema(schema)
-        if expires_in is not None:
-            checked_s("the expires_in of a question", expires_in.total_seconds(), WAIT_S_MAX)
-        ask = Ask(
-            ask=cast("Any", InterruptKind(kind)),
-            title=title,
-            payload=clean(payload),
-            key=key,
-            answer_schema=schema,
-            expires_in=expires_in,
-            on_expiry=OnExpiry(on_expiry),
-        )
-        asked = question_digest(ask.ask, title, keep(ask.payload).digest, schema)
+        shown = clean(payload)
+        asked = question_digest(InterruptKind(kind), title, keep(shown).digest, schema)
         branch = self._live.branch()
         position = branch.take()
         recorded = self._live.known(position, "interrupt", key or "", asked)
@@ -204,8 +194,21 @@ class Context:
             if key and key in self._live.keys:
                 raise ValueError(f"the key {key!r} was used by another question of this run")
             self._live.keys.add(key or "")
+            if expires_in is not None:
+                checked_s("the expires_in of a question", expires_in.total_seconds(), WAIT_S_MAX)
+        else:
+            expires_in = None  # it was asked: what is left of a deadline may be over by now
         if recorded is None or not recorded.entry.done:
-            ask = ask.model_copy(update={"position": position})
+            ask = Ask(
+                ask=cast("Any", InterruptKind(kind)),
+                title=title,
+                payload=shown,
+                key=key,
+                answer_schema=schema,
+                expires_in=expires_in,
+                on_expiry=OnExpiry(on_expiry),
+                position=position,
+            )
             recorded = await self._live.wait(branch, position, "interrupt", key or "", ask)
         entry = recorded.entry
         if entry.outcome == "expired":
@@ -271,8 +274,6 @@ class Context:
         `tools` are names of granted tools whose declarations the model sees; to carry out the
         calls it wishes is the function's choice. A reply that is recorded is not paid for again.
         """
-        if timeout_s is not None:
-            checked_s("the timeout_s of a model request", timeout_s, WORK_S_MAX)
         spoken = [{"role": "user", "text": messages}] if isinstance(messages, str) else messages
         if system:
             spoken = [{"role": "system", "text": system}, *spoken]
@@ -288,6 +289,8 @@ class Context:
         position = branch.take()
         recorded = self._live.known(position, "model", "", asked)
         if recorded is None:
+            if timeout_s is not None:
+                checked_s("the timeout_s of a model request", timeout_s, WORK_S_MAX)
             recorded = await self._live.wait(branch, position, "model", "", wish)
         calls = tuple(cast("dict[str, JsonValue]", copied(call)) for call in recorded.entry.calls)
         return ModelAnswer(
