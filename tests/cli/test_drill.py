@@ -17,7 +17,7 @@ def test_a_drill_says_by_its_exit_code_how_it_went(perdure: Program) -> None:
     assert perdure("drill", "--tools", "queue-replay").code == ExitCode.USAGE
     done = perdure("drill", "duplicate-approval", "--json")
     assert (done.code, done.json["scenes"][0]["verdict"]) == (ExitCode.OK, "healed")
-    assert [gap["tool"] for gap in done.json["gaps"]] == ["ship"]
+    assert [gap["tool"] for gap in done.json["gaps"]] == ["pay", "ship"]
     strict = perdure("drill", "--tools", "--strict")
     assert strict.code == ExitCode.WAITING_FOR_HUMAN
     assert "ship" in strict.out
