@@ -115,6 +115,25 @@ async def effects_of(engine: Embedded, run_id: str) -> dict[Any, tuple[Any, Any]
     return {one["tool"]: (one["status"], one["compensation"]) for one in end.effects or []}
 
 
+async def cut_off(engine: Embedded, zoo: ToolZoo) -> tuple[str, str]:
+    """Start a run, cancel it while it charges; return its id and the checkpoint with the open call."""
+    run_id = await engine.submit("buyer")
+    await zoo.wait_started("charge")
+    (at, *_) = await engine.core.reader.list_checkpoints(run_id, before=None, limit=9)
+    await engine.cancel(run_id)
+    await engine.wait_terminal(run_id)
+    return run_id, at.checkpoint_id
+
+
+async def two_on_one_key(engine: Embedded, zoo: ToolZoo) -> tuple[str, str]:
+    """Start a run and fork it while it charges; return both ids when both charge."""
+    run_id = await engine.submit("buyer")
+    await zoo.wait_started("charge")
+    beside = await forked(engine, run_id)
+    await zoo.wait_started("charge", 2)
+    return run_id, beside
+
+
 async def test_nothing_goes_on_from_what_was_undone(url: str, zoo: ToolZoo) -> None:
     """R-9.4, R-10.3: a retry had answered with a payment that was refunded, and a fork too."""
     till = Till()
@@ -150,18 +169,14 @@ async def test_a_call_whose_effect_another_retry_has_undone_gets_a_key_of_its_ow
     till = Till(hangs=True)
     zoo.registry.add(*till.tools(zoo))
     async with flow(url, [follows(call("charge"), Ask(title="?"))], zoo) as engine:
-        first = await engine.submit("buyer")
-        await zoo.wait_started("charge")
-        (at, *_) = await engine.core.reader.list_checkpoints(first, before=None, limit=9)
-        await engine.cancel(first)
-        await engine.wait_terminal(first)
+        first, at = await cut_off(engine, zoo)
         till.hangs = False
-        second = await retried(engine, first, checkpoint_id=at.checkpoint_id)
+        second = await retried(engine, first, checkpoint_id=at)
         await engine.wait_waiting(second)
         assert len(till.charges) == 1
         await engine.cancel(second, options=COMPENSATE)
         assert await effects_of(engine, second) == {"charge": ("succeeded", "succeeded")}
-        third = await retried(engine, first, checkpoint_id=at.checkpoint_id)
+        third = await retried(engine, first, checkpoint_id=at)
         (asked,) = await engine.wait_waiting(third)
         await engine.answer(asked.interrupt_id, Answer.RESPOND, value=1)
         assert (await engine.wait_terminal(third)).hot.state is RunState.SUCCEEDED
@@ -177,10 +192,7 @@ async def test_an_effect_that_another_run_stands_on_is_not_undone(
     till = Till(hangs=True)
     zoo.registry.add(*till.tools(zoo))
     async with flow(url, [follows(call("charge"), Ask(title="?"))], zoo) as engine:
-        first = await engine.submit("buyer")
-        await zoo.wait_started("charge")
-        beside = await forked(engine, first)
-        await zoo.wait_started("charge", 2)
+        first, beside = await two_on_one_key(engine, zoo)
         till.hangs = False
         runs = [first, beside] if whose == "first" else [beside, first]
         for run_id in runs:
@@ -279,10 +291,7 @@ async def test_of_two_that_are_to_undo_one_effect_one_does(url: str, zoo: ToolZo
     till = Till(hangs=True)
     zoo.registry.add(*till.tools(zoo))
     async with flow(url, [follows(call("charge"), Ask(title="?"))], zoo) as engine:
-        first = await engine.submit("buyer")
-        await zoo.wait_started("charge")
-        beside = await forked(engine, first)
-        await zoo.wait_started("charge", 2)
+        first, beside = await two_on_one_key(engine, zoo)
         till.hangs = False
         for run_id in (first, beside):
             await engine.wait_waiting(run_id)
@@ -302,10 +311,7 @@ async def test_a_retry_behind_a_payment_that_a_fork_has_undone_is_refused(
     till = Till(hangs=True)
     zoo.registry.add(*till.tools(zoo))
     async with flow(url, [follows(call("charge"), Ask(title="?"))], zoo) as engine:
-        first = await engine.submit("buyer")
-        await zoo.wait_started("charge")
-        beside = await forked(engine, first)
-        await zoo.wait_started("charge", 2)
+        first, beside = await two_on_one_key(engine, zoo)
         till.hangs = False
         for run_id in (first, beside):
             await engine.wait_waiting(run_id)
@@ -353,14 +359,10 @@ async def test_what_was_undone_is_known_when_its_history_is_gone(url: str, zoo: 
     till = Till(hangs=True)
     zoo.registry.add(*till.tools(zoo))
     async with flow(url, [follows(call("charge"), Ask(title="?"))], zoo) as engine:
-        first = await engine.submit("buyer")
-        await zoo.wait_started("charge")
-        (at, *_) = await engine.core.reader.list_checkpoints(first, before=None, limit=9)
-        await engine.cancel(first)
-        await engine.wait_terminal(first)
+        first, at = await cut_off(engine, zoo)
         till.hangs = False
-        second = await retried(engine, first, checkpoint_id=at.checkpoint_id)
-        beside = await forked(engine, first, checkpoint_id=at.checkpoint_id)
+        second = await retried(engine, first, checkpoint_id=at)
+        beside = await forked(engine, first, checkpoint_id=at)
         for run_id in (beside, second):
             await engine.wait_waiting(run_id)
         for run_id in (beside, second):

@@ -21,17 +21,16 @@ from perdure.store.reader import RunFilter
 
 PAGE = 100
 TOLD_MAX = 20
-_STANDS = frozenset(
+_HAS_BEGUN = frozenset(
     {
-        ToolCallStatus.PROPOSED,
-        ToolCallStatus.AWAITING_APPROVAL,
         ToolCallStatus.RUNNING,
         ToolCallStatus.PENDING,
         ToolCallStatus.SUCCEEDED,
         ToolCallStatus.PARTIAL,
     }
 )
-"""Where a run's call stands, or may come to stand, on an effect."""
+_STANDS = _HAS_BEGUN | {ToolCallStatus.PROPOSED, ToolCallStatus.AWAITING_APPROVAL}
+"""Where a call under a key that others had acted under stands, or may come to stand, on its effect."""
 
 _GONE = frozenset({"succeeded", "unknown"})
 """What became of undoing an effect that is not in the world any more, or may not be."""
@@ -94,7 +93,7 @@ async def _undone(
     core: Core, facts: RunFacts, undoing: Sequence[RunRow]
 ) -> tuple[dict[str, str], list[ToolCallRow]]:
     """Return what became of undoing effects that a run may share, by their keys; and the calls of
-    other runs that those which undo its calls have undone: of runs below, of others too.
+    other runs, of those below it too, that were undone by its family or by `undoing`.
     """
     keys: dict[str, str] = {}
     others: list[ToolCallRow] = []
@@ -112,7 +111,7 @@ async def _undone(
 
 async def _effects_in(core: Core, shared: Shared) -> AsyncIterator[str]:
     async for call in calls_of(core, shared.facts.run_id):
-        if call.action_seq <= shared.until and _may_stand(call):
+        if call.action_seq <= shared.until and _may_have_acted(call):
             yield call.tool_call_id
     async for child in children_of(core, shared.facts.run_id):
         if not child.facts.detached and await _began_by(core, child.facts, shared):
@@ -158,7 +157,7 @@ async def check_nothing_behind(core: Core, place: Shared, history: Sequence[Shar
         behind += [
             call.tool_call_id
             async for call in calls_of(core, shared.facts.run_id)
-            if after < call.action_seq <= shared.until and _may_stand(call)
+            if after < call.action_seq <= shared.until and _may_have_acted(call)
         ]
         behind += [
             child.facts.run_id
@@ -173,9 +172,9 @@ async def check_nothing_behind(core: Core, place: Shared, history: Sequence[Shar
         )
 
 
-def _may_stand(call: ToolCallRow) -> bool:
-    stands = call.status in _STANDS or call.status is ToolCallStatus.UNKNOWN
-    return stands and is_side_effect(call.side_effect)
+def _may_have_acted(call: ToolCallRow) -> bool:
+    has_begun = call.status in _HAS_BEGUN or call.status is ToolCallStatus.UNKNOWN
+    return has_begun and is_side_effect(call.side_effect)
 
 
 async def undone_elsewhere(core: Core, facts: RunFacts) -> dict[str, str]:
