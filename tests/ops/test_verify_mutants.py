@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import sqlite3
+from collections import Counter
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 from perdure.ops.verify import CHECKS, WAITING, Finding, VerifyReport, verifier, verify
 from perdure.ops.verify.left import Left
+from perdure.ops.verify.marks import Marks
 from perdure.ops.verify.outside import read_journal
 from perdure.protocol.errors import NotFound
 from perdure.store.sqlite import SqliteDatabase
@@ -84,6 +86,19 @@ async def test_versions_that_do_not_fit_into_memory_are_looked_at_in_passes(
     mutate(next(mutant for mutant in MUTANTS if mutant.check == "I68"), history, path)
     found, _ = await findings_of(path)
     assert [finding.check for finding in found].count("I68") == 1
+
+
+@pytest.mark.parametrize("marks_max", [1, 2, 3, 100])
+def test_what_is_shown_again_is_told_once_over_all_passes(marks_max: int) -> None:
+    """I27, I68: also what was told before a split left it to a later pass."""
+    shown = [name for name in "abcdefgh" for _ in range(3)] + list("hgfedcba")
+    marks = Marks(marks_max)
+    told: Counter[str] = Counter()
+    while True:
+        told.update(name for name in shown if marks.is_again(name))
+        if not marks.next_partition():
+            break
+    assert told == dict.fromkeys("abcdefgh", 3)
 
 
 def mutate(mutant: Mutant, history: History, path: Path) -> list[str]:

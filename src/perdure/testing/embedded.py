@@ -53,6 +53,8 @@ from perdure.store.requests import CancelWish, LeaseKey
 from perdure.tools import LocalToolRunner, ToolRegistry
 
 WAIT_S = 30.0
+LOOK_S = 0.2
+"""How long it takes at most to see what comes without an event."""
 PAGE = 500
 ARRIVAL_S = 2.0
 """How long a write of a worker that was killed may still be on its way."""
@@ -300,14 +302,18 @@ class Embedded:
     async def wait_until(
         self, run_id: str, holds: Callable[[RunRow], bool], *, wait_s: float = WAIT_S
     ) -> RunRow:
-        """Return a run once its row is as asked; looked at after each of its commits."""
+        """Return a run once its row is as asked.
+
+        Looked at after each of its commits, and between them: a lease goes without an event.
+        """
         with anyio.fail_after(wait_s):
             async with follow(self.core, run_id, 0) as cursor:
                 while True:
                     row = await self.run(run_id)
                     if holds(row):
                         return row
-                    await cursor.read(wait_s=wait_s)
+                    with anyio.move_on_after(LOOK_S):
+                        await cursor.read(wait_s=wait_s)
                     assert not cursor.ended or holds(await self.run(run_id)), "the run has ended"
 
     async def wait_state(self, run_id: str, state: RunState) -> RunRow:
