@@ -179,6 +179,9 @@ class _Turn:
         if not await self._write(draft):
             await anyio.sleep(BUSY_PAUSE_S)
             return True
+        if await self._is_stood_on(item):
+            stands = _failed("it was not begun: another run has come to stand on the effect")
+            return await self._end(item, number, "failed", stands, begun=False)
         if self.core.clock.monotonic() - sent > self.core.settings.lease_margin_s:
             stood_still = _failed("it was not begun: the worker had stood still", retryable=True)
             return await self._end(item, number, "failed", stood_still, begun=False)
@@ -258,6 +261,17 @@ class _Turn:
         return last == item.last or (
             last is not None and (last.status, last.number) == ("started", number)
         )
+
+    async def _is_stood_on(self, item: Undo) -> bool:
+        """Tell whether a call is not to be undone after all. It is read again once `started` is
+        durable: who has begun to stand on it since reads that, and who had not yet stands there.
+        """
+        row = await self._load()
+        if row is None:
+            return True
+        now = await read_undoing(self.core, row, self.done_at)
+        free = {one.call.tool_call_id for one in now.items if not one.is_stood_on}
+        return item.call.tool_call_id not in free
 
     async def _load(self) -> RunRow | None:
         """Load the run anew; None when it is not one to be undone any more."""

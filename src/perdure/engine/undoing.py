@@ -13,13 +13,13 @@ from pydantic import JsonValue
 
 from perdure.engine.core import Core
 from perdure.engine.history import load_value
-from perdure.engine.sharing import stood_on
-from perdure.engine.snapshot import is_side_effect
+from perdure.engine.kin import Kin
+from perdure.engine.standing import stood_on
 from perdure.engine.undone import (
     PAGE,
+    TOOK_EFFECT,
     asks_to_compensate,
     became_of_undoing,
-    calls_of,
     children_of,
     strongest,
     tail_of,
@@ -36,13 +36,12 @@ from perdure.protocol.failures import FailureCode
 from perdure.protocol.log import EventData, Unknown
 from perdure.protocol.records import ToolCallRow
 from perdure.protocol.runs import RunFacts, RunRow
-from perdure.protocol.states import TERMINAL, ToolCallStatus
+from perdure.protocol.states import TERMINAL
 from perdure.protocol.tools import ToolSpec, read_spec
 from perdure.protocol.values import Value
 from perdure.store.reader import InterruptFilter
 
 REPORTED_MAX = 1000
-TOOK_EFFECT = frozenset({ToolCallStatus.SUCCEEDED, ToolCallStatus.PARTIAL})
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,6 +53,8 @@ class Undo:
     spec: ToolSpec
     done_at: datetime
     tries: list[tuple[datetime, CompensationEvent]]
+    is_stood_on: bool
+    """Another run stands on the effect, has undone it, or is to undo it."""
 
     @property
     def key(self) -> str:
@@ -81,7 +82,9 @@ class Undo:
     def is_over(self) -> bool:
         """Tell whether nothing more is tried."""
         last = self.last
-        return last is not None and last.status != "started" and not last.again
+        if last is None:
+            return self.is_stood_on
+        return last.status != "started" and (self.is_stood_on or not last.again)
 
     @property
     def is_under_way(self) -> bool:
@@ -144,18 +147,18 @@ async def read_undoing(
     `done_at` remembers between two readings when results were written, by run and seq.
     """
     times = {} if done_at is None else done_at
-    asked_at, tries = await tail_of(core, row)
+    tail = await tail_of(core, row)
     specs = await _compensating(core)
     items: list[Undo] = []
+    kin = Kin(core)
     async for one, undone in _with_runs_below(core, row, {}):
         facts = one.facts
-        others = await stood_on(core, facts)
-        async for call in calls_of(core, facts.run_id):
-            spec = specs.get((call.tool, call.version or ""))
-            took = call.status in TOOK_EFFECT and is_side_effect(call.side_effect)
-            if spec is None or not took or call.result_seq is None:
+        others = await stood_on(kin, one, row)
+        for call in (await kin.calls_of(facts.run_id)).effects:
+            spec, tries = specs.get((call.tool, call.version or "")), tail.tries
+            if spec is None or call.status not in TOOK_EFFECT or call.result_seq is None:
                 continue
-            if call in others and call.tool_call_id not in tries:
+            if call.effect_key in others and call.tool_call_id not in tries:
                 continue
             told = undone.get(call.tool_call_id)
             if told == "succeeded" or (told == "unknown" and not spec.compensate_idempotent):
@@ -170,10 +173,11 @@ async def read_undoing(
                     spec=spec,
                     done_at=at,
                     tries=tries.get(call.tool_call_id, []),
+                    is_stood_on=call.effect_key in others,
                 )
             )
     items.sort(key=lambda item: (item.done_at, item.facts.depth, item.call.result_seq))
-    return Undoing(items=tuple(reversed(items)), asked_at=asked_at)
+    return Undoing(items=tuple(reversed(items)), asked_at=tail.asked_at)
 
 
 async def _written_at(

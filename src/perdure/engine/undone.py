@@ -1,6 +1,7 @@
 """What became of undoing calls: read from a run's `compensation` events and its calls' rows."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from perdure.engine.core import Core
@@ -8,10 +9,11 @@ from perdure.protocol.events import CancelEvent, CompensationEvent, StateEvent
 from perdure.protocol.log import DamagedEvent
 from perdure.protocol.records import ToolCallRow
 from perdure.protocol.runs import RunRow
-from perdure.protocol.states import CancelOption
+from perdure.protocol.states import CancelOption, ToolCallStatus
 from perdure.store.reader import RunFilter
 
 PAGE = 500
+TOOK_EFFECT = frozenset({ToolCallStatus.SUCCEEDED, ToolCallStatus.PARTIAL})
 WORDS = ("not_started", "failed", "unknown", "succeeded")
 """What can have become of undoing a call, by how much may have been done."""
 
@@ -21,34 +23,66 @@ def asks_to_compensate(options: CancelOption) -> bool:
     return CancelOption.COMPENSATE in options
 
 
-async def tail_of(
-    core: Core, row: RunRow
-) -> tuple[datetime | None, dict[str, list[tuple[datetime, CompensationEvent]]]]:
-    """Return when compensation was asked for, and the tries so far: no checkpoint follows a cancel."""
+@dataclass(slots=True)
+class Tail:
+    """What the log of a cancelled run tells of undoing: when it was asked for, and the tries so far,
+    by calls. `is_damaged`: a part of it cannot be read.
+    """
+
     asked_at: datetime | None = None
-    tries: dict[str, list[tuple[datetime, CompensationEvent]]] = {}
+    tries: dict[str, list[tuple[datetime, CompensationEvent]]] = field(
+        default_factory=dict[str, list[tuple[datetime, CompensationEvent]]]
+    )
+    is_damaged: bool = False
+
+
+async def tail_of(core: Core, row: RunRow) -> Tail:
+    """Return what the log tells of undoing: no checkpoint follows a cancel."""
+    tail = Tail()
     seq = row.hot.checkpoint_seq or 0
     while page := await core.reader.events_after(row.facts.run_id, seq, limit=PAGE):
         for event in page:
-            match event.data:
-                case CancelEvent() as cancel if cancel.compensate and asked_at is None:
-                    asked_at = event.at
+            try:
+                data = event.data
+            except DamagedEvent:
+                tail.is_damaged = True
+                continue
+            match data:
+                case CancelEvent() as cancel if cancel.compensate and tail.asked_at is None:
+                    tail.asked_at = event.at
                 case CompensationEvent() as one:
-                    tries.setdefault(one.tool_call_id, []).append((event.at, one))
+                    tail.tries.setdefault(one.tool_call_id, []).append((event.at, one))
                 case _:
                     pass
         seq = page[-1].seq
-    return asked_at, tries
+    return tail
 
 
 async def undone_by(core: Core, row: RunRow) -> dict[str, str]:
-    """Return what became of the calls, its own and those of runs below it, that a run began to undo."""
+    """Return what became of the calls, its own and those of runs below it, that a run began to undo.
+
+    What it did is `unknown` where a part of its log cannot be read: it may be undone.
+    """
     if not asks_to_compensate(row.hot.cancel_options):
         return {}
     if row.hot.retained_from_seq > 1:
         return await _told_at_the_end(core, row)
-    _, tries = await tail_of(core, row)
-    return {call: became_of_undoing([one for _, one in told]) for call, told in tries.items()}
+    tail = await tail_of(core, row)
+    told = {call: became_of_undoing([one for _, one in of]) for call, of in tail.tries.items()}
+    if tail.is_damaged:
+        async for call in _at_and_below(core, row.facts.run_id):
+            if call.status in TOOK_EFFECT:
+                told.setdefault(call.tool_call_id, "unknown")
+    return told
+
+
+async def _at_and_below(core: Core, run_id: str) -> AsyncIterator[ToolCallRow]:
+    async for call in calls_of(core, run_id):
+        yield call
+    async for child in children_of(core, run_id):
+        if not child.facts.detached:
+            async for call in _at_and_below(core, child.facts.run_id):
+                yield call
 
 
 async def _told_at_the_end(core: Core, row: RunRow) -> dict[str, str]:

@@ -1,0 +1,128 @@
+"""Runs that have a history or a tree in common, each read once for one look at them.
+
+A family is a run, those it goes on from, and the branches of all of them (R-7.4, R-10.3). Above a
+run stand those that end it with themselves, and undo what it did.
+"""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+from perdure.engine.core import Core
+from perdure.engine.origin import ORIGINS_MAX, Shared
+from perdure.engine.snapshot import is_side_effect
+from perdure.engine.undone import WORDS, asks_to_compensate, calls_of, undone_by
+from perdure.protocol.records import ToolCallRow
+from perdure.protocol.runs import RunFacts, RunRow
+from perdure.protocol.states import TERMINAL
+from perdure.store.reader import RunFilter
+
+PAGE = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """What a run has called: `effects` are the calls with side effects."""
+
+    effects: tuple[ToolCallRow, ...]
+    has_any: bool
+
+
+@dataclass(slots=True)
+class Kin:
+    """What is read of the runs around one, kept for as long as one look takes."""
+
+    core: Core
+    _rows: dict[str, RunRow | None] = field(default_factory=dict[str, RunRow | None])
+    _families: dict[str, list[RunRow]] = field(default_factory=dict[str, list[RunRow]])
+    _calls: dict[str, Calls] = field(default_factory=dict[str, Calls])
+    _undone: dict[str, dict[str, str]] = field(default_factory=dict[str, dict[str, str]])
+
+    async def find(self, run_id: str, tenant_id: str) -> RunRow | None:
+        """Return a run of a tenant."""
+        if run_id not in self._rows:
+            self._rows[run_id] = await self.core.reader.find_run(tenant_id, run_id)
+        return self._rows[run_id]
+
+    async def family_of(self, facts: RunFacts) -> list[RunRow]:
+        """Return the runs that may have a call of a run, itself too, each behind its origin."""
+        first = await self.find(facts.run_id, facts.tenant_id)
+        if first is None:
+            return []
+        for _ in range(ORIGINS_MAX):
+            origin = first.facts.origin_run_id
+            row = None if origin is None else await self.find(origin, facts.tenant_id)
+            if row is None:
+                break
+            first = row
+        known = self._families.get(first.facts.run_id)
+        if known is None:
+            known = [first]
+            for one in known:  # it grows behind
+                known += [row async for row in self._branches(one)]
+            self._families[first.facts.run_id] = known
+        return known
+
+    async def _branches(self, row: RunRow) -> AsyncIterator[RunRow]:
+        after: str | None = None
+        where, tenant = RunFilter(origin_run_id=row.facts.run_id), row.facts.tenant_id
+        while page := await self.core.reader.list_runs(tenant, where, after=after, limit=PAGE):
+            after = page[-1].facts.run_id
+            for branch in page:
+                self._rows[branch.facts.run_id] = branch
+                yield branch
+
+    async def history_of(self, facts: RunFacts) -> list[Shared]:
+        """Return the runs that a run shares history with, as far as they are there."""
+        found: list[Shared] = []
+        while facts.origin_run_id is not None and len(found) < ORIGINS_MAX:
+            row = await self.find(facts.origin_run_id, facts.tenant_id)
+            if row is None:
+                break
+            found.append(Shared(facts=row.facts, until=facts.origin_seq or 0))
+            facts = row.facts
+        return found
+
+    async def above(self, row: RunRow) -> list[RunRow]:
+        """Return the runs that end a run with themselves, the nearest first."""
+        found: list[RunRow] = []
+        facts = row.facts
+        while facts.parent_run_id is not None and not facts.detached:
+            parent = await self.find(facts.parent_run_id, facts.tenant_id)
+            if parent is None:
+                break
+            found.append(parent)
+            facts = parent.facts
+        return found
+
+    async def calls_of(self, run_id: str) -> Calls:
+        """Return what a run has called."""
+        if run_id not in self._calls:
+            has_any, effects = False, list[ToolCallRow]()
+            async for call in calls_of(self.core, run_id):
+                has_any = True
+                if is_side_effect(call.side_effect):
+                    effects.append(call)
+            self._calls[run_id] = Calls(tuple(effects), has_any)
+        return self._calls[run_id]
+
+    async def undone_by(self, row: RunRow) -> dict[str, str]:
+        """Return what became of the effects that a run began to undo, by their keys."""
+        run_id = row.facts.run_id
+        if run_id not in self._undone:
+            keys: dict[str, str] = {}
+            for tool_call_id, word in (await undone_by(self.core, row)).items():
+                call = await self.core.reader.find_tool_call(row.facts.tenant_id, tool_call_id)
+                if call is not None:
+                    known = keys.get(call.effect_key, word)
+                    keys[call.effect_key] = max(word, known, key=WORDS.index)
+            self._undone[run_id] = keys
+        return self._undone[run_id]
+
+    async def undoer_of(self, row: RunRow) -> RunRow | None:
+        """Return the run that is still to undo what a run did: itself, or the nearest above it."""
+        if asks_to_compensate(row.hot.cancel_options):
+            return None if row.hot.state in TERMINAL else row
+        for parent in await self.above(row):
+            if asks_to_compensate(parent.hot.cancel_options) and parent.hot.state not in TERMINAL:
+                return parent
+        return None

@@ -1,0 +1,106 @@
+"""Which effects of a run are not to be undone, as other runs stand on them (R-9.4).
+
+A call that a run takes over keeps its effect key, and so does what undoes it (R-5.6). A run that
+goes on or has succeeded stands on what it has under a key: by a call of its own, by one that it
+shares with a run it goes on from, or by an open one that it is about to take over.
+
+Two that are to undo one effect, or one that is to undo it and one that begins to stand on it, do
+not see each other by reading alone. So each writes first that it will, and reads again before it
+acts: `started` before undoing, the run's own row before it begins.
+"""
+
+from perdure.engine.kin import Kin
+from perdure.engine.origin import OriginGone, Shared, shared_events
+from perdure.engine.undone import TOOK_EFFECT
+from perdure.protocol.events import ChildEvent
+from perdure.protocol.log import DamagedEvent
+from perdure.protocol.runs import RunRow
+from perdure.protocol.states import TERMINAL, RunState, ToolCallStatus
+
+STANDS = TOOK_EFFECT | {
+    ToolCallStatus.PROPOSED,
+    ToolCallStatus.AWAITING_APPROVAL,
+    ToolCallStatus.RUNNING,
+    ToolCallStatus.PENDING,
+}
+"""Where a call stands whose run stands, or may come to stand, on its effect."""
+GONE = frozenset({"succeeded", "unknown"})
+"""What became of undoing an effect that is not in the world any more, or may not be."""
+
+
+async def stood_on(kin: Kin, run: RunRow, undoer: RunRow) -> set[str]:
+    """Return the keys of a run's effects that `undoer`, itself or a run above it, is not to undo.
+
+    Others stand on them, have undone them, or are to undo them: of two, the one with the smaller id.
+    """
+    if await _is_shared_whole(kin, run):
+        return {call.effect_key for call in (await kin.calls_of(run.facts.run_id)).effects}
+    line = {run.facts.run_id, *(one.facts.run_id for one in await kin.above(run))}
+    keys: set[str] = set()
+    for other in await kin.family_of(run.facts):
+        if other.facts.run_id == run.facts.run_id:
+            continue
+        first = await kin.undoer_of(other)
+        if first is None:
+            keys |= await _held(kin, other)
+        elif _rank(first, other) < _rank(undoer, run):
+            mine = await kin.calls_of(other.facts.run_id)
+            keys |= {call.effect_key for call in mine.effects if call.status in TOOK_EFFECT}
+        for one in (other, *await kin.above(other)):
+            if one.facts.run_id not in line:
+                keys |= {key for key, word in (await kin.undone_by(one)).items() if word in GONE}
+    return keys
+
+
+def _rank(undoer: RunRow, run: RunRow) -> tuple[str, str]:
+    return undoer.facts.run_id, run.facts.run_id
+
+
+async def _held(kin: Kin, other: RunRow) -> set[str]:
+    """Return the keys of the effects that a run which nobody is to undo stands on.
+
+    One that failed stands on nothing: who goes on from it does.
+    """
+    if other.hot.state is RunState.FAILED:
+        return set()
+    own = await kin.calls_of(other.facts.run_id)
+    keys = {call.effect_key for call in own.effects if call.status in STANDS}
+    is_coming = other.hot.state not in TERMINAL and not own.has_any
+    for shared in await kin.history_of(other.facts):
+        for call in (await kin.calls_of(shared.facts.run_id)).effects:
+            is_finished = call.result_seq is not None and call.result_seq <= shared.until
+            is_shared = is_finished and call.status in TOOK_EFFECT
+            is_open = call.action_seq <= shared.until and not is_finished
+            if is_shared or (is_open and is_coming):
+                keys.add(call.effect_key)
+    return keys
+
+
+async def _is_shared_whole(kin: Kin, run: RunRow) -> bool:
+    """Tell whether a run stands on all that a run did: it shares its result with a run above."""
+    child = run
+    for parent in await kin.above(run):
+        for other in await kin.family_of(parent.facts):
+            stands = other.hot.state is not RunState.FAILED and await kin.undoer_of(other) is None
+            if stands and other.facts.run_id != parent.facts.run_id:
+                for shared in await kin.history_of(other.facts):
+                    is_parent = shared.facts.run_id == parent.facts.run_id
+                    if is_parent and await _tells_of(kin, shared, child.facts.run_id):
+                        return True
+        child = parent
+    return False
+
+
+async def _tells_of(kin: Kin, shared: Shared, child_run_id: str) -> bool:
+    """Tell whether a shared part of a log has the result of a child; so it is where that is lost."""
+    events = shared_events(kin.core.reader, shared)
+    try:
+        async for event in events:
+            match event.data:
+                case ChildEvent(phase="result", child_run_id=told) if told == child_run_id:
+                    return True
+                case _:
+                    pass
+    except (OriginGone, DamagedEvent):
+        return True
+    return False
