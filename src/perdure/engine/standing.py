@@ -2,7 +2,7 @@
 
 A call that a run takes over keeps its effect key, and so does what undoes it (R-5.6). A run that
 goes on or has succeeded stands on what it has under a key: by a call of its own, by one that it
-shares with a run it goes on from, or by an open one that it is about to take over.
+shares with a run it goes on from, or by one that was cut off there and that it is about to take over.
 
 Two that are to undo one effect, or one that is to undo it and one that begins to stand on it, do
 not see each other by reading alone. So each writes first that it will, and reads again before it
@@ -70,8 +70,8 @@ async def _held(kin: Kin, other: RunRow) -> set[str]:
         for call in (await kin.calls_of(shared.facts.run_id)).effects:
             is_finished = call.result_seq is not None and call.result_seq <= shared.until
             is_shared = is_finished and call.status in TOOK_EFFECT
-            is_open = call.action_seq <= shared.until and not is_finished
-            if is_shared or (is_open and is_coming):
+            is_inherited = call.action_seq <= shared.until and not is_shared
+            if is_shared or (is_inherited and is_coming):
                 keys.add(call.effect_key)
     return keys
 
