@@ -79,6 +79,7 @@ def _fails(seed: int, planted: Planted, store: StoreKind = "memory") -> bool:
         (17264, "mixed"),
         (2434, "mixed"),
         (3318, "mixed"),
+        (9309, "mixed"),
     ],
 )
 def test_seeds_that_found_faults_are_green(seed: int, profile: Profile) -> None:
@@ -86,7 +87,8 @@ def test_seeds_that_found_faults_are_green(seed: int, profile: Profile) -> None:
     run it was made beside paid under one key. R-10.4: what came as a run's time was over was late.
     R-9.4: a run undid again what one between it and a run below had undone. R-9.1: a cancelled run
     ended from its rows told of nobody. R-7.7: one whose history went while it was read was damaged.
-    R-5.7: a fork made a failed call again under the key of its origin. I19 judged a dropped history."""
+    R-5.7: a fork made a failed call again under the key of its origin. I19 judged a dropped history.
+    R-5.7: a retry paid under the key under which the run that went on by itself had paid."""
     outcome = simulate(draw_script(seed, profile))
     assert outcome.is_green, outcome.findings
 

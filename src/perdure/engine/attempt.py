@@ -31,6 +31,7 @@ from perdure.engine.deciding import Deciding
 from perdure.engine.discarding import note_discarded
 from perdure.engine.draft import Draft, KeptField
 from perdure.engine.effects import Effects
+from perdure.engine.elsewhere import made_elsewhere
 from perdure.engine.failing import CannotStore, draft_failed_attempt, is_about_data, told_of
 from perdure.engine.fields_kept import fields_to_keep
 from perdure.engine.fields_read import news_of_fields
@@ -304,7 +305,10 @@ class Attempt:
         """Decide the calls that the run takes over from its origin; the next turn runs them."""
         inherited = list(self.view.snapshot.inherited.values())
         undone = await undone_elsewhere(self.core, self.view.facts)
-        calls = [await taken_over(self.core, self.view, call, undone) for call in inherited]
+        elsewhere = await made_elsewhere(self.core, self.view.facts, inherited)
+        calls = [
+            await taken_over(self.core, self.view, call, undone, elsewhere) for call in inherited
+        ]
         draft = self.draft()
         draft_inherited(draft, calls, self.judge)
         await self.commit(draft)

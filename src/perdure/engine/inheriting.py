@@ -1,29 +1,23 @@
 """Making ready a call that a run takes over from its origin."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from perdure.engine.core import Core
+from perdure.engine.elsewhere import MAY_HAVE_HAPPENED, is_forked_off
 from perdure.engine.history import load_value
 from perdure.engine.snapshot import OpenCall
 from perdure.engine.view import RunView
 from perdure.protocol.states import ToolCallStatus
 from perdure.protocol.values import Value
 
-_MAY_HAVE_HAPPENED = frozenset(
-    {
-        ToolCallStatus.RUNNING,
-        ToolCallStatus.PENDING,
-        ToolCallStatus.SUCCEEDED,
-        ToolCallStatus.PARTIAL,
-        ToolCallStatus.TIMED_OUT,
-        ToolCallStatus.UNKNOWN,
-    }
-)
-
 
 async def taken_over(
-    core: Core, view: RunView, call: OpenCall, undone: Mapping[str, str]
+    core: Core,
+    view: RunView,
+    call: OpenCall,
+    undone: Mapping[str, str],
+    elsewhere: Collection[str],
 ) -> OpenCall:
     """Return the call with its arguments whole, and whether its effect may have happened.
 
@@ -31,15 +25,19 @@ async def taken_over(
     beside its origin, which carries the call out itself: one that had not begun there gets a key of
     its own, so that no two runs act under one. So does one whose effect another run that took it over
     has undone: under the old key nothing would happen any more. Where it is not known whether that
-    was undone, a person is asked. `undone`: what became of undoing effects elsewhere, by keys.
+    was undone, a person is asked; and where another run makes the call under the same key, as two
+    retries of one run do. `undone`: what became of undoing effects elsewhere, by keys; `elsewhere`:
+    the keys of calls that others make.
     """
     tenant = view.facts.tenant_id
     args = await load_value(core, tenant, Value(inline=call.args, ref=call.args_ref))
     row = await core.reader.find_tool_call(tenant, call.tool_call_id)
     status = call.status if row is None else row.status
-    in_doubt = call.may_have_happened or status in _MAY_HAVE_HAPPENED
+    in_doubt = call.may_have_happened or status in MAY_HAVE_HAPPENED
     heeded = status is ToolCallStatus.FAILED and call.repeatable  # it may have acted and failed
-    keeps = in_doubt or heeded or view.facts.forked_from is None
+    origin = "" if row is None else row.run_id
+    keeps = in_doubt or heeded or not await is_forked_off(core, view.facts, origin)
+    in_doubt = in_doubt or (keeps and call.effect_key in elsewhere)
     word = undone.get(call.effect_key)
     if word == "succeeded":
         in_doubt = keeps = False

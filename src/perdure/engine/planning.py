@@ -76,6 +76,7 @@ from perdure.protocol.tools import ToolSpec
 from perdure.store.commits import NewMessage
 
 PLAN_ITEMS_MAX = 200
+_MADE_BEFORE = "a run with the same history may have made the call, or is to make it"
 
 
 def draft_decision(
@@ -353,7 +354,7 @@ def _ask_first(
 ) -> None:
     """Draft the question that a person has to answer before the call runs, if there is one."""
     if in_doubt:
-        ask_outcome(draft, call, "the run that this one goes on from does not know the outcome")
+        ask_outcome(draft, call, _MADE_BEFORE)
     elif decision.effect == "ask":
         request_approval(draft, call.tool_call_id, spec, decision, judge)
 
