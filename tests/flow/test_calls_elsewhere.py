@@ -146,3 +146,26 @@ async def test_a_retry_of_a_fork_makes_the_call_of_a_run_that_goes_on_under_a_ke
         await ended(engine, first)
         assert len({one["key"] for one in zoo.payments()}) == len(zoo.payments()) == 2
         await is_sound(engine, zoo)
+
+
+async def test_what_a_retry_had_not_taken_over_is_taken_over_by_its_own_retry(
+    url: str, zoo: ToolZoo
+) -> None:
+    """R-5.7, R-10.3: it was forgotten; the planner was asked anew, and a payment made twice."""
+    async with flow(url, [payer("pay_late")], zoo) as engine:
+        first = await engine.submit("payer")
+        await zoo.wait_started("pay_late")
+        await engine.cancel(first)
+        await engine.wait_terminal(first)
+        await engine.kill_worker()
+        between = await retried(engine, first)
+        await engine.cancel(between)
+        await engine.wait_terminal(between)
+        zoo.open_gate()
+        await engine.start_worker()
+        made = await retried(engine, between)
+        (asked,) = await engine.wait_waiting(made)
+        assert asked.kind is InterruptKind.OUTCOME
+        await engine.answer(asked.interrupt_id, Answer.HAPPENED)
+        await ended(engine, made)
+        assert not await engine.core.reader.list_executions(made)

@@ -84,7 +84,8 @@ def _adopt(snapshot: RunSnapshot, origin: Origin) -> None:
     Not kept: attempt, cancel, code, open questions, what was used (a run counts its own use), and
     what was counted against the origin: repeated and invalid calls, failures in a row, rejections.
     Calls that were cut off or whose outcome is unknown are made anew, in the step that was cut
-    off; a redrive also makes those anew that had failed. A step of which nothing is left but the
+    off; a redrive also makes those anew that had failed; and what the origin was to make anew itself
+    and had not begun with stays to be made. A step of which nothing is left but the
     planner's wish is decided anew, and what that wish wrote to the state is forgotten. Where no
     write is shared that outlives the run, nothing of it is settled: the run's own may stand at the
     places of what was forgotten.
@@ -92,6 +93,7 @@ def _adopt(snapshot: RunSnapshot, origin: Origin) -> None:
     wanted = _CUT_OFF | FAILED_CALLS if origin.mode == "redrive" else _CUT_OFF
     calls = snapshot.step_calls.values() if snapshot.step_open else ()
     inherited = {call.tool_call_id: call for call in calls if call.status in wanted}
+    inherited |= snapshot.inherited  # else forgotten, and decided anew as if nothing had happened
     finished = len(snapshot.step_calls) > len(inherited) or snapshot.answered_in_step
     if snapshot.step_open and not inherited and finished:
         snapshot.step_index += 1
