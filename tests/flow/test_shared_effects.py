@@ -3,6 +3,7 @@
 import pytest
 
 from perdure.engine.context import PlannerContext
+from perdure.engine.kin import Kin
 from perdure.engine.sharing import undone_elsewhere
 from perdure.protocol.decisions import Ask, Decision, Finish, GiveUp
 from perdure.protocol.errors import Conflict
@@ -263,5 +264,5 @@ async def test_what_was_undone_is_known_when_its_history_is_gone(url: str, zoo: 
         rule = RetentionRule(state=RunState.FAILED, older_than_s=0)
         await engine.core.store.expire_history([rule], after=None, limit=10)
         assert (await engine.run(second)).hot.retained_from_seq > 1
-        family = await undone_elsewhere(engine.core, (await engine.run(first)).facts)
+        family = await undone_elsewhere(Kin(engine.core), (await engine.run(first)).facts)
         assert family == {till.charges[0]: "succeeded"}

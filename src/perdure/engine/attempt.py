@@ -40,6 +40,7 @@ from perdure.engine.held import Surroundings
 from perdure.engine.inheriting import taken_over
 from perdure.engine.invoking import known_of
 from perdure.engine.judging import Judge
+from perdure.engine.kin import Kin
 from perdure.engine.lease import Lease, LeaseGone, Stop
 from perdure.engine.limits import before_planning
 from perdure.engine.load import Damaged, catch_up, load_view
@@ -304,11 +305,10 @@ class Attempt:
     async def _take_over(self) -> None:
         """Decide the calls that the run takes over from its origin; the next turn runs them."""
         inherited = list(self.view.snapshot.inherited.values())
-        undone = await undone_elsewhere(self.core, self.view.facts)
-        elsewhere = await made_elsewhere(self.core, self.view.facts, inherited)
-        calls = [
-            await taken_over(self.core, self.view, call, undone, elsewhere) for call in inherited
-        ]
+        kin = Kin(self.core)
+        undone = await undone_elsewhere(kin, self.view.facts)
+        elsewhere = await made_elsewhere(kin, self.view.facts, inherited)
+        calls = [await taken_over(kin, self.view, call, undone, elsewhere) for call in inherited]
         draft = self.draft()
         draft_inherited(draft, calls, self.judge)
         await self.commit(draft)

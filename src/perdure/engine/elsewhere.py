@@ -4,15 +4,12 @@ A call that a run takes over keeps its effect key. When several runs go on from 
 the same call: the first one makes it, and every other asks a person before it does (R-5.6, R-5.7).
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
-from perdure.engine.core import Core
-from perdure.engine.origin import ORIGINS_MAX, OriginGone, origins_of
-from perdure.engine.sharing import family_of
+from perdure.engine.kin import Kin
+from perdure.engine.origin import ORIGINS_MAX
 from perdure.engine.snapshot import OpenCall
-from perdure.engine.undone import calls_of
-from perdure.protocol.records import ToolCallRow
-from perdure.protocol.runs import RunFacts, RunRow
+from perdure.protocol.runs import RunFacts
 from perdure.protocol.states import TERMINAL, RunState, ToolCallStatus
 
 MAY_HAVE_HAPPENED = frozenset(
@@ -27,11 +24,9 @@ MAY_HAVE_HAPPENED = frozenset(
 )
 _TO_BE_MADE = frozenset({ToolCallStatus.PROPOSED, ToolCallStatus.AWAITING_APPROVAL})
 
-_Calls = Mapping[str, Collection[ToolCallRow]]
-
 
 async def made_elsewhere(
-    core: Core, facts: RunFacts, inherited: Collection[OpenCall]
+    kin: Kin, facts: RunFacts, inherited: Collection[OpenCall]
 ) -> frozenset[str]:
     """Return the keys of calls, not to be repeated, that another run has made, or is to make.
 
@@ -42,53 +37,38 @@ async def made_elsewhere(
     wanted = {call.effect_key for call in inherited if not call.repeatable}
     if not wanted:
         return frozenset()
-    family = {one.facts.run_id: one async for one in family_of(core, facts)}
-    calls = {run_id: [call async for call in calls_of(core, run_id)] for run_id in family}
-    line = _line_of(facts, family)
+    line = {facts.run_id, *(shared.facts.run_id for shared in await kin.history_of(facts))}
     found: set[str] = set()
-    for run_id, other in family.items():
+    for other in await kin.family_of(facts):
+        run_id, state = other.facts.run_id, other.hot.state
         if run_id in line:
             continue
-        goes_on = other.hot.state not in TERMINAL
-        begins_later = other.hot.state is RunState.PENDING and run_id > facts.run_id
-        if goes_on and not calls[run_id] and not begins_later:
-            found |= await _to_be_taken_over(core, other.facts, calls)
+        goes_on = state not in TERMINAL
+        calls = await kin.calls_of(run_id)
+        begins_later = state is RunState.PENDING and run_id > facts.run_id
+        if goes_on and not calls.has_any and not begins_later:
+            found |= await _to_be_taken_over(kin, other.facts)
         found |= {
             call.effect_key
-            for call in calls[run_id]
+            for call in (*calls.effects, *calls.once)
             if call.status in MAY_HAVE_HAPPENED or (goes_on and call.status in _TO_BE_MADE)
         }
     return frozenset(found & wanted)
 
 
-def _line_of(facts: RunFacts, family: Mapping[str, RunRow]) -> set[str]:
-    line: set[str] = set()
-    origin = facts.origin_run_id
-    while origin is not None and origin in family and origin not in line:
-        line.add(origin)
-        origin = family[origin].facts.origin_run_id
-    return line
-
-
-async def _to_be_taken_over(core: Core, facts: RunFacts, calls: _Calls) -> set[str]:
+async def _to_be_taken_over(kin: Kin, facts: RunFacts) -> set[str]:
     """Return the keys that a run which has made no call yet comes by with its history."""
     found: set[str] = set()
-    try:
-        history = await origins_of(core.reader, facts)
-    except OriginGone:
-        return found  # it cannot begin
-    for shared in history:
-        keys = {
-            call.effect_key
-            for call in calls.get(shared.facts.run_id, ())
-            if call.action_seq <= shared.until
-        }
-        if keys and not await is_forked_off(core, facts, shared.facts.run_id):
+    for shared in await kin.history_of(facts):
+        calls = await kin.calls_of(shared.facts.run_id)
+        of_it = (*calls.effects, *calls.once)
+        keys = {call.effect_key for call in of_it if call.action_seq <= shared.until}
+        if keys and not await is_forked_off(kin, facts, shared.facts.run_id):
             found |= keys
     return found
 
 
-async def is_forked_off(core: Core, facts: RunFacts, run_id: str) -> bool:
+async def is_forked_off(kin: Kin, facts: RunFacts, run_id: str) -> bool:
     """Tell whether a fork lies between a run and one that it goes on from, or it is one itself.
 
     That one may go on beside it, and make its calls itself.
@@ -96,7 +76,7 @@ async def is_forked_off(core: Core, facts: RunFacts, run_id: str) -> bool:
     for _ in range(ORIGINS_MAX):
         if facts.run_id == run_id or facts.forked_from is not None:
             return facts.run_id != run_id
-        row = await core.reader.find_run(None, facts.retry_of) if facts.retry_of else None
+        row = await kin.find(facts.retry_of, facts.tenant_id) if facts.retry_of else None
         if row is None:
             return False
         facts = row.facts

@@ -3,9 +3,9 @@
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from perdure.engine.core import Core
 from perdure.engine.elsewhere import MAY_HAVE_HAPPENED, is_forked_off
 from perdure.engine.history import load_value
+from perdure.engine.kin import Kin
 from perdure.engine.snapshot import OpenCall
 from perdure.engine.view import RunView
 from perdure.protocol.states import ToolCallStatus
@@ -13,7 +13,7 @@ from perdure.protocol.values import Value
 
 
 async def taken_over(
-    core: Core,
+    kin: Kin,
     view: RunView,
     call: OpenCall,
     undone: Mapping[str, str],
@@ -30,13 +30,13 @@ async def taken_over(
     the keys of calls that others make.
     """
     tenant = view.facts.tenant_id
-    args = await load_value(core, tenant, Value(inline=call.args, ref=call.args_ref))
-    row = await core.reader.find_tool_call(tenant, call.tool_call_id)
+    args = await load_value(kin.core, tenant, Value(inline=call.args, ref=call.args_ref))
+    row = await kin.core.reader.find_tool_call(tenant, call.tool_call_id)
     status = call.status if row is None else row.status
     in_doubt = call.may_have_happened or status in MAY_HAVE_HAPPENED
     heeded = status is ToolCallStatus.FAILED and call.repeatable  # it may have acted and failed
     origin = "" if row is None else row.run_id
-    keeps = in_doubt or heeded or not await is_forked_off(core, view.facts, origin)
+    keeps = in_doubt or heeded or not await is_forked_off(kin, view.facts, origin)
     in_doubt = in_doubt or (keeps and call.effect_key in elsewhere)
     word = undone.get(call.effect_key)
     if word == "succeeded":

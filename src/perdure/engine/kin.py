@@ -21,9 +21,10 @@ PAGE = 100
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """What a run has called: `effects` are the calls with side effects."""
+    """What a run has called: with side effects, and without them but not to be repeated."""
 
     effects: tuple[ToolCallRow, ...]
+    once: tuple[ToolCallRow, ...]
     has_any: bool
 
 
@@ -97,12 +98,14 @@ class Kin:
     async def calls_of(self, run_id: str) -> Calls:
         """Return what a run has called."""
         if run_id not in self._calls:
-            has_any, effects = False, list[ToolCallRow]()
+            has_any, effects, once = False, list[ToolCallRow](), list[ToolCallRow]()
             async for call in calls_of(self.core, run_id):
                 has_any = True
                 if is_side_effect(call.side_effect):
                     effects.append(call)
-            self._calls[run_id] = Calls(tuple(effects), has_any)
+                elif not call.repeatable:
+                    once.append(call)
+            self._calls[run_id] = Calls(tuple(effects), tuple(once), has_any)
         return self._calls[run_id]
 
     async def undone_by(self, row: RunRow) -> dict[str, str]:

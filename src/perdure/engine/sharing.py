@@ -64,15 +64,11 @@ async def undone_meanwhile(core: Core, facts: RunFacts) -> Failure | None:
     )
 
 
-async def undone_elsewhere(core: Core, facts: RunFacts) -> dict[str, str]:
-    """Return what became of undoing effects that a run may take over, by their keys."""
-    return await _undone_around(Kin(core), facts)
-
-
-async def _undone_around(
+async def undone_elsewhere(
     kin: Kin, facts: RunFacts, below: frozenset[str] = frozenset()
 ) -> dict[str, str]:
-    """Return what became of undoing effects in a run's family, by that and by the runs above it.
+    """Return what became of undoing effects that a run may have taken over, by their keys: by its
+    family, and by the runs above that.
 
     What the runs `below` a shared history have undone themselves their results tell there.
     """
@@ -102,7 +98,7 @@ async def _is_to_be_undone(kin: Kin, row: RunRow) -> bool:
 
 async def _undone_in(kin: Kin, history: Sequence[Shared]) -> AsyncIterator[str]:
     """Yield the finished calls of a history, and of the runs below it, whose effects are gone."""
-    undone = await _undone_around(kin, history[-1].facts) if history else {}
+    undone = await undone_elsewhere(kin, history[-1].facts) if history else {}
     for shared in history:
         async for call in _gone_in(kin, shared, undone, frozenset()):
             yield call
@@ -120,7 +116,7 @@ async def _gone_in(
         if not child.facts.detached and await _began_by(kin.core, child.facts, shared):
             whole = Shared(facts=child.facts, until=child.hot.last_seq)
             below = line | {child.facts.run_id}
-            around = await _undone_around(kin, child.facts, below)
+            around = await undone_elsewhere(kin, child.facts, below)
             async for call_id in _gone_in(kin, whole, around, below):
                 yield call_id
 
