@@ -16,6 +16,7 @@ from perdure.engine.origin import retried
 from perdure.engine.ports import LocalStep, Place, ToolInvocation, ToolOutcome, ToolRunner
 from perdure.engine.results import Known, add_result, runtime_result
 from perdure.engine.snapshot import OpenCall, is_side_effect
+from perdure.engine.undone import calls_of
 from perdure.engine.view import RunView
 from perdure.protocol.events import ErrorEvent, ResultEvent, ResumeEvent
 from perdure.protocol.failures import Failure, FailureCode, Stage
@@ -34,7 +35,7 @@ from perdure.protocol.tools import ToolSpec
 from perdure.store.commits import InterruptClose
 from perdure.store.requests import TimerKind
 
-CALLS_REPORTED_MAX = 1000
+EFFECTS_TOLD_MAX = 1000
 _ENDS = frozenset({TimerKind.CLOSE, TimerKind.DEADLINE})
 _LEFT = frozenset(
     {
@@ -217,26 +218,25 @@ def _effect(call: OpenCall, outcome: ToolOutcome, *, undoes: bool) -> dict[str, 
 async def finished_effects(core: Core, view: RunView) -> list[dict[str, JsonValue]]:
     """Return the side effects of finished calls: what cannot be undone by cancelling (R-9.4).
 
-    Those that a retry shares with the runs it goes on from have their `run_id`.
+    Those that a retry shares with the runs it goes on from have their `run_id`. The first ones, when
+    there are very many.
     """
-    rows = await core.reader.list_tool_calls(
-        view.facts.run_id, after=None, limit=CALLS_REPORTED_MAX
-    )
-    effects = [_finished(row) for row in rows if await _has_left(core, row)]
-    known = {row.tool_call_id for row in rows} | set(view.snapshot.open_calls)
+    effects: list[dict[str, JsonValue]] = []
+    known = set(view.snapshot.open_calls)
+    async for row in calls_of(core, view.facts.run_id):
+        known.add(row.tool_call_id)
+        if await _has_left(core, row):
+            effects.append(effect_of(row))
+        if len(effects) == EFFECTS_TOLD_MAX:
+            return effects
     for shared in await retried(core.reader, view.facts):
-        rows = await core.reader.list_tool_calls(
-            shared.facts.run_id, after=None, limit=CALLS_REPORTED_MAX
-        )
-        effects += [
-            {"run_id": row.run_id, **_finished(row)}
-            for row in rows
-            if row.tool_call_id not in known
-            and row.result_seq is not None
-            and row.result_seq <= shared.until
-            and await _has_left(core, row)
-        ]
-    return effects[:CALLS_REPORTED_MAX]
+        async for row in calls_of(core, shared.facts.run_id):
+            is_shared = row.result_seq is not None and row.result_seq <= shared.until
+            if is_shared and row.tool_call_id not in known and await _has_left(core, row):
+                effects.append({"run_id": row.run_id, **effect_of(row)})
+            if len(effects) == EFFECTS_TOLD_MAX:
+                return effects
+    return effects
 
 
 async def _has_left(core: Core, row: ToolCallRow) -> bool:
@@ -254,7 +254,8 @@ async def _has_left(core: Core, row: ToolCallRow) -> bool:
     return False
 
 
-def _finished(row: ToolCallRow) -> dict[str, JsonValue]:
+def effect_of(row: ToolCallRow) -> dict[str, JsonValue]:
+    """Return what is told of the effect of a finished call."""
     return {
         "tool_call_id": row.tool_call_id,
         "tool": row.tool,

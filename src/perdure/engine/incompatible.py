@@ -2,7 +2,7 @@
 
 import anyio
 
-from perdure.engine.closing import CANCELLED, close_run, end_transition
+from perdure.engine.closing import CANCELLED, close_run, end_transition, finished_effects
 from perdure.engine.committer import announce
 from perdure.engine.continuing import carry_on, stop_continuing
 from perdure.engine.core import Core
@@ -44,8 +44,10 @@ async def end_incompatible(core: Core, lease: Lease, error: Incompatible) -> Non
         if row is None or row.hot.lease_token != lease.token:
             raise LeaseGone
         view = await view_from_rows(core, row)
-        failure = CANCELLED
-        if row.hot.cancel_epoch == 0:
+        failure, effects = CANCELLED, None
+        if row.hot.cancel_epoch > 0:
+            effects = await finished_effects(core, view)
+        else:
             if newer is not None and continued_by is None:
                 continued_by = await carry_on(core, row, newer, str(error))
             failure = Failure(
@@ -55,7 +57,8 @@ async def end_incompatible(core: Core, lease: Lease, error: Incompatible) -> Non
                 details={} if continued_by is None else {"continued_by": continued_by},
             )
         draft = Draft(view=view, ids=core.ids, token=lease.token, with_checkpoint=False)
-        close_run(draft, end_transition(row.hot.state, failure), failure)
+        why = end_transition(row.hot.state, failure)
+        close_run(draft, why, failure, effects=effects)
         draft.with_checkpoint = False
         commit = draft.build()
         (result,) = await core.store.commit([commit])

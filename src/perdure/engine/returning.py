@@ -20,11 +20,12 @@ import anyio
 from pydantic import JsonValue
 
 from perdure.engine.branch import BranchWish, open_at_checkpoint
-from perdure.engine.closing import CANCELLED, close_run, end_transition, finished_effects
+from perdure.engine.closing import CANCELLED, close_run, end_transition
 from perdure.engine.committer import announce
 from perdure.engine.continuing import BY, continuation, key_of_return, stop_continuing
 from perdure.engine.core import Core
 from perdure.engine.counting import count_draft
+from perdure.engine.effects_told import left_behind
 from perdure.engine.fold import fold
 from perdure.engine.origin import OriginGone, fold_origins
 from perdure.engine.rowview import view_from_rows
@@ -400,7 +401,10 @@ async def _end(core: Core, row: RunRow, failure: Failure, told: _Told) -> bool:
             raise Conflict("the run has children that have not ended: cancel them first")
         effects = None
         if told.action == FAIL:
-            effects = await finished_effects(core, draft.view)
+            left = await left_behind(core, now, draft.view)
+            effects = left.effects
+            for one in left.cut_off:
+                draft.add(one)
         close_run(draft, end_transition(now.hot.state, failure), failure, effects=effects)
         draft.with_checkpoint = False
         commit = draft.build()

@@ -30,6 +30,7 @@ from perdure.engine.core import Core
 from perdure.engine.counting import count_draft
 from perdure.engine.discarding import content_to_discard
 from perdure.engine.draft import Draft
+from perdure.engine.effects_told import left_behind
 from perdure.engine.fold import add_use
 from perdure.engine.load import Damaged, load_view
 from perdure.engine.ports import ToolOutcome, ToolRunner
@@ -312,7 +313,8 @@ async def _effects(
 ) -> list[dict[str, JsonValue]] | None:
     """Return what a run's calls have left, for its end; None: something is to be undone first."""
     effects = await finished_effects(core, view)
-    if not asks_to_compensate(row.hot.cancel_options) or view.snapshot.open_children:
+    waits = bool(view.snapshot.open_children) and not undone
+    if not asks_to_compensate(row.hot.cancel_options) or waits:
         return effects
     undoing = await read_undoing(core, row)
     if not undone and await _is_owed(core, view, undoing):
@@ -429,15 +431,28 @@ async def _orphan(core: Core, run_id: str, tools: ToolRunner | None) -> None:
     row = await core.reader.find_run(None, run_id)
     if row is None or row.hot.state in TERMINAL or row.hot.lease_owner is not None:
         return
-    try:
-        view, whole = await _view(core, row)
-    except Damaged:
-        view, whole = await view_from_rows(core, row), False
-    effects = await _effects(core, row, view, undone=not whole)
-    if effects is None:
-        return  # undoing has a deadline of its own
-    draft = unheld_draft(core, view, row)
-    draft.with_checkpoint = whole
-    close_run(draft, end_transition(row.hot.state, ORPHANED), ORPHANED, effects=effects)
-    if await _write(core, draft, tools):
+    draft = await _orphan_draft(core, row)
+    if draft is not None and await _write(core, draft, tools):
         log.warning("run %s did not end in time and is ended as ORPHANED", run_id)
+
+
+async def _orphan_draft(core: Core, row: RunRow) -> Draft | None:
+    """Draft a run's end as ORPHANED; None while it undoes what it did: that has its own deadline."""
+    why = end_transition(row.hot.state, ORPHANED)
+    with suppress(Damaged):
+        view, whole = await _view(core, row)
+        effects = await _effects(core, row, view, undone=not whole)
+        if effects is None:
+            return None
+        draft = unheld_draft(core, view, row)
+        draft.with_checkpoint = whole
+        close_run(draft, why, ORPHANED, effects=effects)
+        return draft
+    view = await view_from_rows(core, row)
+    left = await left_behind(core, row, view)
+    draft = unheld_draft(core, view, row)
+    draft.with_checkpoint = False
+    for one in left.cut_off:
+        draft.add(one)
+    close_run(draft, why, ORPHANED, effects=left.effects)
+    return draft

@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from pydantic import JsonValue
 
 from perdure.engine.core import Core
+from perdure.engine.effects_told import effects_told
 from perdure.engine.history import load_value
 from perdure.engine.kin import Kin
 from perdure.engine.standing import stood_on
@@ -40,8 +41,6 @@ from perdure.protocol.states import TERMINAL
 from perdure.protocol.tools import ToolSpec, read_spec
 from perdure.protocol.values import Value
 from perdure.store.reader import InterruptFilter
-
-REPORTED_MAX = 1000
 
 
 @dataclass(slots=True, kw_only=True)
@@ -115,24 +114,7 @@ class Undoing:
         self, run_id: str, effects: list[dict[str, JsonValue]]
     ) -> list[dict[str, JsonValue]]:
         """Return the effects of a run, each with what became of undoing it, and those below it."""
-        mine = {item.call.tool_call_id: _told(item) for item in self.items}
-        own: list[dict[str, JsonValue]] = [
-            {**effect, "compensation": mine.get(str(effect["tool_call_id"]), "none")}
-            for effect in effects
-        ]
-        below: list[dict[str, JsonValue]] = [
-            {
-                "run_id": item.call.run_id,
-                "tool_call_id": item.call.tool_call_id,
-                "tool": item.call.tool,
-                "status": item.call.status,
-                "external_ref": item.call.external_ref,
-                "compensation": _told(item),
-            }
-            for item in self.items
-            if item.call.run_id != run_id
-        ]
-        return own + below[: max(0, REPORTED_MAX - len(own))]
+        return effects_told(run_id, effects, [(item.call, _told(item)) for item in self.items])
 
 
 def _told(item: Undo) -> str:

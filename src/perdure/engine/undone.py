@@ -9,7 +9,7 @@ from perdure.protocol.events import CancelEvent, CompensationEvent, StateEvent
 from perdure.protocol.log import DamagedEvent
 from perdure.protocol.records import ToolCallRow
 from perdure.protocol.runs import RunRow
-from perdure.protocol.states import CancelOption, ToolCallStatus
+from perdure.protocol.states import TERMINAL, CancelOption, ToolCallStatus
 from perdure.store.reader import RunFilter
 
 PAGE = 500
@@ -26,14 +26,14 @@ def asks_to_compensate(options: CancelOption) -> bool:
 @dataclass(slots=True)
 class Tail:
     """What the log of a cancelled run tells of undoing: when it was asked for, and the tries so far,
-    by calls. `is_damaged`: a part of it cannot be read.
+    by calls. `is_part`: there may have been others, which cannot be read.
     """
 
     asked_at: datetime | None = None
     tries: dict[str, list[tuple[datetime, CompensationEvent]]] = field(
         default_factory=dict[str, list[tuple[datetime, CompensationEvent]]]
     )
-    is_damaged: bool = False
+    is_part: bool = False
 
 
 async def tail_of(core: Core, row: RunRow) -> Tail:
@@ -42,10 +42,12 @@ async def tail_of(core: Core, row: RunRow) -> Tail:
     seq = row.hot.checkpoint_seq or 0
     while page := await core.reader.events_after(row.facts.run_id, seq, limit=PAGE):
         for event in page:
+            tail.is_part |= event.seq != seq + 1
+            seq = event.seq
             try:
                 data = event.data
             except DamagedEvent:
-                tail.is_damaged = True
+                tail.is_part |= event.type == "compensation"
                 continue
             match data:
                 case CancelEvent() as cancel if cancel.compensate and tail.asked_at is None:
@@ -54,22 +56,25 @@ async def tail_of(core: Core, row: RunRow) -> Tail:
                     tail.tries.setdefault(one.tool_call_id, []).append((event.at, one))
                 case _:
                     pass
-        seq = page[-1].seq
+    tail.is_part |= seq < row.hot.last_seq
     return tail
 
 
 async def undone_by(core: Core, row: RunRow) -> dict[str, str]:
     """Return what became of the calls, its own and those of runs below it, that a run began to undo.
 
-    What it did is `unknown` where a part of its log cannot be read: it may be undone.
+    What it did is `unknown` where neither its end nor the whole of its log can be read: it may be
+    undone.
     """
     if not asks_to_compensate(row.hot.cancel_options):
         return {}
-    if row.hot.retained_from_seq > 1:
-        return await _told_at_the_end(core, row)
-    tail = await tail_of(core, row)
-    told = {call: became_of_undoing([one for _, one in of]) for call, of in tail.tries.items()}
-    if tail.is_damaged:
+    at_the_end = await _told_at_the_end(core, row) if row.hot.state in TERMINAL else None
+    told, is_whole = at_the_end or {}, at_the_end is not None
+    if row.hot.retained_from_seq == 1:
+        tail = await tail_of(core, row)
+        log = {call: became_of_undoing([one for _, one in of]) for call, of in tail.tries.items()}
+        told, is_whole = strongest(told, log), is_whole or not tail.is_part
+    if not is_whole:
         async for call in _at_and_below(core, row.facts.run_id):
             if call.status in TOOK_EFFECT:
                 told.setdefault(call.tool_call_id, "unknown")
@@ -85,19 +90,23 @@ async def _at_and_below(core: Core, run_id: str) -> AsyncIterator[ToolCallRow]:
                 yield call
 
 
-async def _told_at_the_end(core: Core, row: RunRow) -> dict[str, str]:
-    """Return what the end of a run tells of undoing: it is kept when the history goes."""
+async def _told_at_the_end(core: Core, row: RunRow) -> dict[str, str] | None:
+    """Return what the end of a run tells of undoing, which is kept when the history goes; None when
+    it cannot be read.
+    """
     seq = row.hot.terminal_seq or row.hot.last_seq
-    told: dict[str, str] = {}
     for event in await core.reader.events_after(row.facts.run_id, seq - 1, limit=1):
         try:
             data = event.data
         except DamagedEvent:
-            continue
-        for effect in (data.effects or ()) if isinstance(data, StateEvent) else ():
-            if effect.get("compensation") in WORDS:
-                told[str(effect.get("tool_call_id"))] = str(effect["compensation"])
-    return told
+            return None
+        effects = (data.effects or ()) if isinstance(data, StateEvent) else ()
+        return {
+            str(effect.get("tool_call_id")): str(effect["compensation"])
+            for effect in effects
+            if effect.get("compensation") in WORDS
+        }
+    return None
 
 
 def became_of_undoing(tries: Sequence[CompensationEvent]) -> str:
@@ -137,4 +146,6 @@ async def calls_of(core: Core, run_id: str) -> AsyncIterator[ToolCallRow]:
     while page := await core.reader.list_tool_calls(run_id, after=after, limit=PAGE):
         for call in page:
             yield call
+        if len(page) < PAGE:
+            break
         after = (page[-1].step_index, page[-1].ordinal)

@@ -132,7 +132,7 @@ def end_is_told(record: RunRecord) -> Found:
 
 
 _ANY_RELEASE = frozenset({"attempt", "cancel", "late", "repair"})
-_OF_A_CLOSING = frozenset({"result", "resume", "step", "state"})
+_OF_A_CLOSING = frozenset({"child", "compensation", "result", "resume", "step", "state"})
 _CLOSED_BLINDLY = frozenset({FailureCode.CHECKPOINT_INCOMPATIBLE, FailureCode.RUN_CANCELLED})
 
 
