@@ -8,9 +8,11 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 from perdure.engine.core import Core
-from perdure.engine.origin import ORIGINS_MAX, Shared
+from perdure.engine.origin import ORIGINS_MAX, OriginGone, Shared, shared_events
 from perdure.engine.snapshot import is_side_effect
 from perdure.engine.undone import WORDS, asks_to_compensate, calls_of, undone_by
+from perdure.protocol.events import ChildEvent
+from perdure.protocol.log import DamagedEvent
 from perdure.protocol.records import ToolCallRow
 from perdure.protocol.runs import RunFacts, RunRow
 from perdure.protocol.states import TERMINAL
@@ -36,6 +38,9 @@ class Kin:
     _rows: dict[str, RunRow | None] = field(default_factory=dict[str, RunRow | None])
     _families: dict[str, list[RunRow]] = field(default_factory=dict[str, list[RunRow]])
     _calls: dict[str, Calls] = field(default_factory=dict[str, Calls])
+    _told: dict[tuple[str, int], set[str] | None] = field(
+        default_factory=dict[tuple[str, int], set[str] | None]
+    )
     _undone: dict[str, dict[str, str]] = field(default_factory=dict[str, dict[str, str]])
 
     async def find(self, run_id: str, tenant_id: str) -> RunRow | None:
@@ -107,6 +112,23 @@ class Kin:
                     once.append(call)
             self._calls[run_id] = Calls(tuple(effects), tuple(once), has_any)
         return self._calls[run_id]
+
+    async def children_told_in(self, shared: Shared) -> set[str] | None:
+        """Return the children whose results a shared part of a log has; None when it cannot be read."""
+        key = shared.facts.run_id, shared.until
+        if key not in self._told:
+            told: set[str] | None = set()
+            try:
+                async for event in shared_events(self.core.reader, shared):
+                    match event.data:
+                        case ChildEvent(phase="result", child_run_id=str(child)):
+                            told.add(child)
+                        case _:
+                            pass
+            except (OriginGone, DamagedEvent):
+                told = None
+            self._told[key] = told
+        return self._told[key]
 
     async def undone_by(self, row: RunRow) -> dict[str, str]:
         """Return what became of the effects that a run began to undo, by their keys."""

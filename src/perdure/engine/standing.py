@@ -10,10 +10,7 @@ acts: `started` before undoing, the run's own row before it begins.
 """
 
 from perdure.engine.kin import Kin
-from perdure.engine.origin import OriginGone, Shared, shared_events
 from perdure.engine.undone import TOOK_EFFECT
-from perdure.protocol.events import ChildEvent
-from perdure.protocol.log import DamagedEvent
 from perdure.protocol.runs import RunRow
 from perdure.protocol.states import TERMINAL, RunState, ToolCallStatus
 
@@ -81,26 +78,12 @@ async def _is_shared_whole(kin: Kin, run: RunRow) -> bool:
     child = run
     for parent in await kin.above(run):
         for other in await kin.family_of(parent.facts):
-            stands = other.hot.state is not RunState.FAILED and await kin.undoer_of(other) is None
-            if stands and other.facts.run_id != parent.facts.run_id:
-                for shared in await kin.history_of(other.facts):
-                    is_parent = shared.facts.run_id == parent.facts.run_id
-                    if is_parent and await _tells_of(kin, shared, child.facts.run_id):
+            if other.hot.state is RunState.FAILED or await kin.undoer_of(other) is not None:
+                continue
+            for shared in await kin.history_of(other.facts):
+                if shared.facts.run_id == parent.facts.run_id:
+                    told = await kin.children_told_in(shared)
+                    if told is None or child.facts.run_id in told:
                         return True
         child = parent
-    return False
-
-
-async def _tells_of(kin: Kin, shared: Shared, child_run_id: str) -> bool:
-    """Tell whether a shared part of a log has the result of a child; so it is where that is lost."""
-    events = shared_events(kin.core.reader, shared)
-    try:
-        async for event in events:
-            match event.data:
-                case ChildEvent(phase="result", child_run_id=told) if told == child_run_id:
-                    return True
-                case _:
-                    pass
-    except (OriginGone, DamagedEvent):
-        return True
     return False
