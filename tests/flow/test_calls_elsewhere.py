@@ -17,21 +17,22 @@ from perdure.service.branches import ForkRequest, RetryRequest, fork, retry
 from perdure.service.principal import LOCAL
 from perdure.testing.embedded import Embedded, call, scripted, unasked
 from perdure.testing.tools import ToolZoo
+from perdure.tools import ToolContext, tool
 from tests.flow.test_breakpoints import go_on
 from tests.flow.world import flow
 
 PAUSED: list[dict[str, Any]] = [{"at": "before_tool"}]
 
 
-def payer(tool: str = "pay", *, asks: bool = False) -> HostedAgent:
+def payer(name: str = "pay", *, asks: bool = False) -> HostedAgent:
     """An agent that pays once, and nobody is asked; it may then ask something."""
 
     def decide(context: PlannerContext) -> Decision:
-        script = (call(tool, amount=5), *([Ask(title="?")] if asks else []))
+        script = (call(name, amount=5), *([Ask(title="?")] if asks else []))
         done = context.step_index
         return script[done] if done < len(script) else Finish(answer="done")
 
-    return scripted("payer", decide, tools=unasked(tool))
+    return scripted("payer", decide, tools=unasked(name))
 
 
 async def retried(engine: Embedded, run_id: str, **wish: Any) -> str:
@@ -169,3 +170,27 @@ async def test_what_a_retry_had_not_taken_over_is_taken_over_by_its_own_retry(
         await engine.answer(asked.interrupt_id, Answer.HAPPENED)
         await ended(engine, made)
         assert not await engine.core.reader.list_executions(made)
+
+
+async def test_a_call_whose_result_was_refused_may_have_acted(url: str, zoo: ToolZoo) -> None:
+    """R-5.6, R-5.7: a second retry had paid again, unasked, as the first one's payment counts as
+    failed."""
+    made: list[str] = []
+
+    @tool(side_effect="external", idempotent=False, timeout_s=30, compensation="by hand")
+    async def pay_oddly(context: ToolContext, amount: int) -> Any:
+        """Pay, and answer what cannot be stored."""
+        del amount
+        made.append(context.effect_key)
+        return object()
+
+    zoo.registry.add(pay_oddly)
+
+    async with flow(url, [payer("pay_oddly")], zoo) as engine:
+        run_id, _ = await cut_off(engine)
+        first = await retried(engine, run_id)
+        assert (await engine.wait_terminal(first)).hot.state is RunState.SUCCEEDED
+        (asked,) = await engine.wait_waiting(await retried(engine, run_id))
+        assert asked.kind is InterruptKind.OUTCOME
+        assert len(made) == 1
+        await engine.answer(asked.interrupt_id, Answer.HAPPENED)

@@ -10,6 +10,7 @@ import pytest
 from perdure.engine.context import PlannerContext
 from perdure.engine.ports import HostedAgent
 from perdure.protocol.decisions import Ask, ChildRequest, Decision, Finish, GiveUp, Spawn
+from perdure.protocol.errors import Unavailable
 from perdure.protocol.events import CompensationEvent
 from perdure.protocol.failures import FailureCode
 from perdure.protocol.states import Answer, RunState
@@ -41,7 +42,7 @@ from tests.flow.till import (
     retried,
     two_on_one_key,
 )
-from tests.flow.world import database_at, flow
+from tests.flow.world import data_of, database_at, flow
 
 ASKS = Ask(title="?")
 
@@ -376,7 +377,161 @@ async def test_an_undoing_that_had_begun_gives_way_to_a_run_that_came_to_stand_o
         )
         (asked,) = await engine.wait_waiting(made.run.run_id)
         goes_on.set()
-        assert await effects_of(engine, first) == {"charge": ("succeeded", "not_started")}
+        became = await effects_of(engine, first)
+        assert became["charge"][1] in ("not_started", "none")  # it had begun, or was to begin
         await engine.answer(asked.interrupt_id, Answer.RESPOND, value=1)
         assert (await engine.wait_terminal(made.run.run_id)).hot.state is RunState.SUCCEEDED
         assert till.refunds == []
+
+
+async def test_a_look_that_the_store_does_not_answer_uses_up_no_try(url: str, zoo: ToolZoo) -> None:
+    """R-9.4: one outage between `started` and the tool, and the effect was never undone."""
+    till = Till()
+    zoo.registry.add(*till.tools(zoo))
+    async with flow(url, [follows(call("charge"), ASKS)], zoo, start=False) as engine:
+        await engine.start_worker()
+        run_id = await engine.submit("buyer")
+        await engine.wait_waiting(run_id)
+        await engine.stop()
+        is_begun = False
+
+        class Store:
+            """A store behind which the reader does not answer once, when undoing has begun."""
+
+            async def commit(self, commits: list[Commit]) -> object:
+                written = await engine.core.store.commit(commits)
+                told = [event.data for one in commits for event in one.events]
+                nonlocal is_begun
+                is_begun |= any(isinstance(data, CompensationEvent) for data in told)
+                return written
+
+            def __getattr__(self, name: str) -> object:
+                return getattr(engine.core.store, name)
+
+        class Reader:
+            """Does not answer the first look at a family once undoing has begun."""
+
+            is_due = True
+
+            async def list_runs(self, tenant: str | None, where: RunFilter, **page: Any) -> object:
+                if is_begun and self.is_due and where.origin_run_id is not None:
+                    self.is_due = False
+                    raise Unavailable("the store does not answer")
+                return await engine.core.reader.list_runs(tenant, where, **page)
+
+            def __getattr__(self, name: str) -> object:
+                return getattr(engine.core.reader, name)
+
+        core = replace(engine.core, store=cast("Any", Store()), reader=cast("Any", Reader()))
+        await engine.run_worker(new_worker(core, engine.catalog, engine.tools, engine.policy))
+        await engine.cancel(run_id, options=COMPENSATE)
+        assert await effects_of(engine, run_id) == {"charge": ("succeeded", "succeeded")}
+        told = data_of(await engine.events(run_id), CompensationEvent)
+        assert [(one.status, one.begun) for one in told] == [
+            ("started", True),
+            ("failed", False),
+            ("started", True),
+            ("succeeded", True),
+        ]
+
+
+async def test_what_a_run_has_whose_row_cannot_be_read_is_not_undone(
+    url: str, zoo: ToolZoo
+) -> None:
+    """R-7.7, R-9.4: a fork was left out of the look, and its payment was refunded."""
+    till = Till()
+    zoo.registry.add(*till.tools(zoo))
+    agents = [follows(call("charge"), ASKS)]
+    async with (
+        database_at(url) as database,
+        embedded(database, agents, tools=zoo.registry) as engine,
+    ):
+        first = await engine.submit("buyer")
+        await engine.wait_waiting(first)
+        beside = await forked(engine, first)
+        await engine.wait_waiting(beside)
+        Rows(url).damage("UPDATE runs SET options = ! WHERE run_id = ?", beside, b"{")
+        await engine.cancel(first, options=COMPENSATE)
+        assert await effects_of(engine, first) == {"charge": ("succeeded", "none")}
+        assert till.refunds == []
+
+
+def done_below() -> HostedAgent:
+    """A buyer that succeeds after it has charged when it is a child, and asks when it is not."""
+
+    def decide(context: PlannerContext) -> Decision:
+        if context.step_index == 0:
+            return call("charge")
+        return Finish(answer="done") if context.facts.parent_run_id else ASKS
+
+    return scripted("buyer", decide, tools=unasked("charge"))
+
+
+async def test_a_child_whose_parent_has_failed_stands_on_nothing(url: str, zoo: ToolZoo) -> None:
+    """R-9.4: the parent left the payment to the fork of its child, and that one to the child."""
+    till = Till(hangs=True)
+    zoo.registry.add(*till.tools(zoo))
+    async with flow(url, [done_below(), boss()], zoo) as engine:
+        parent = await engine.submit("boss")
+        await zoo.wait_started("charge")
+        beside = await forked(engine, await child_of(engine, parent))
+        await zoo.wait_started("charge", 2)
+        till.hangs = False
+        for run_id in (parent, beside):
+            await engine.wait_waiting(run_id)
+        for run_id in (parent, beside):
+            await engine.cancel(run_id, options=COMPENSATE)
+            await engine.wait_terminal(run_id)
+        assert till.refunds == till.charges
+
+
+async def test_nothing_is_left_to_a_run_above_that_does_not_look_so_far_down(
+    url: str, zoo: ToolZoo
+) -> None:
+    """R-9.4: a grandparent leaves alone what is below a parent that has undone what it did."""
+    till = Till(hangs=True)
+    zoo.registry.add(*till.tools(zoo))
+    script = (call("look"), Spawn(children=(ChildRequest(agent_id="boss", key="k"),)), ASKS)
+
+    def decide(context: PlannerContext) -> Decision:
+        done = len(context.turns)
+        return script[done] if done < len(script) else Finish(answer="done")
+
+    top = scripted("top", decide, tools=["look"])
+    async with flow(url, [fails_below(), boss(), top], zoo) as engine:
+        above = await engine.submit("top")
+        await zoo.wait_started("charge")
+        parent = await child_of(engine, above)
+        beside = await forked(engine, await child_of(engine, parent))
+        await zoo.wait_started("charge", 2)
+        till.hangs = False
+        for run_id in (parent, beside):
+            await engine.wait_waiting(run_id)
+        await engine.cancel(parent, options=COMPENSATE)
+        await engine.wait_waiting(above)
+        assert till.refunds == []
+        await engine.kill_worker()
+        for run_id in (above, beside):
+            await engine.cancel(run_id, options=COMPENSATE)
+        await engine.start_worker()
+        for run_id in (above, beside):
+            await engine.wait_terminal(run_id)
+        assert till.refunds == till.charges
+
+
+async def test_a_retry_goes_on_from_a_call_that_was_cut_off_though_another_was_undone(
+    url: str, zoo: ToolZoo
+) -> None:
+    """R-9.4, R-10.3: it was refused, though the call had not been done and gets a key of its own."""
+    till = Till(hangs=True)
+    zoo.registry.add(*till.tools(zoo))
+    async with flow(url, [follows(call("charge"), ASKS)], zoo) as engine:
+        first, _ = await cut_off(engine, zoo)
+        till.hangs = False
+        second = await retried(engine, first)
+        await engine.wait_waiting(second)
+        await engine.cancel(second, options=COMPENSATE)
+        await engine.wait_terminal(second)
+        assert till.refunds == till.charges
+        await succeed(engine, await retried(engine, first))
+        assert (len(till.charges), till.refunds) == (2, till.charges[:1])

@@ -225,21 +225,21 @@ async def finished_effects(core: Core, view: RunView) -> list[dict[str, JsonValu
     known = set(view.snapshot.open_calls)
     async for row in calls_of(core, view.facts.run_id):
         known.add(row.tool_call_id)
-        if await _has_left(core, row):
+        if await has_left(core, row):
             effects.append(effect_of(row))
         if len(effects) == EFFECTS_TOLD_MAX:
             return effects
     for shared in await retried(core.reader, view.facts):
         async for row in calls_of(core, shared.facts.run_id):
             is_shared = row.result_seq is not None and row.result_seq <= shared.until
-            if is_shared and row.tool_call_id not in known and await _has_left(core, row):
+            if is_shared and row.tool_call_id not in known and await has_left(core, row):
                 effects.append({"run_id": row.run_id, **effect_of(row)})
             if len(effects) == EFFECTS_TOLD_MAX:
                 return effects
     return effects
 
 
-async def _has_left(core: Core, row: ToolCallRow) -> bool:
+async def has_left(core: Core, row: ToolCallRow) -> bool:
     """Tell whether a call's effect is, or may be, in the world: also when its result was refused."""
     if not is_side_effect(row.side_effect) or row.status is not ToolCallStatus.FAILED:
         return is_side_effect(row.side_effect) and row.status in _LEFT

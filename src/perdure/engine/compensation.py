@@ -25,14 +25,16 @@ from perdure.engine.closing import CANCELLED, look_up_open, settle_known
 from perdure.engine.committer import announce
 from perdure.engine.core import Core
 from perdure.engine.draft import Draft
+from perdure.engine.kin import Kin
 from perdure.engine.load import Damaged, load_view
 from perdure.engine.ports import Place, ToolInvocation, ToolOutcome, ToolRunner
+from perdure.engine.standing import may_be_undone
 from perdure.engine.tree import close_unheld
 from perdure.engine.undoing import Undo, performed, read_undoing
 from perdure.engine.undone import asks_to_compensate
 from perdure.engine.values import keep, short
 from perdure.engine.view import RunView
-from perdure.protocol.errors import PerdureError
+from perdure.protocol.errors import PerdureError, Unavailable
 from perdure.protocol.events import CompensationEvent, CompensationStatus
 from perdure.protocol.failures import Failure, FailureCode, Stage
 from perdure.protocol.runs import RunRow
@@ -135,6 +137,8 @@ class _Turn:
         undoing = await read_undoing(self.core, row, self.done_at)
         now, deadline_s = await self.core.reader.now(), self.core.settings.compensation_deadline_s
         owed = undoing.owed(now, deadline_s)
+        if owed and owed[0].is_elsewhere and not owed[0].is_under_way:
+            return False  # a sweep offers it again
         if owed:
             return await self._undo(owed[0], now, is_late=undoing.is_late(now, deadline_s))
         await close_unheld(self.core, self.run_id, TimerKind.CLOSE, self.tools, undone=True)
@@ -179,9 +183,9 @@ class _Turn:
         if not await self._write(draft):
             await anyio.sleep(BUSY_PAUSE_S)
             return True
-        if await self._is_stood_on(item):
-            stands = _failed("it was not begun: another run has come to stand on the effect")
-            return await self._end(item, number, "failed", stands, begun=False)
+        kept = await self._kept_from(item)
+        if kept is not None:
+            return await self._end(item, number, "failed", kept, begun=False)
         if self.core.clock.monotonic() - sent > self.core.settings.lease_margin_s:
             stood_still = _failed("it was not begun: the worker had stood still", retryable=True)
             return await self._end(item, number, "failed", stood_still, begun=False)
@@ -239,22 +243,30 @@ class _Turn:
         )
         for failed in range(WRITES_MAX):
             await anyio.sleep(min(PAUSE_S * failed, PAUSE_S_MAX))
-            draft = self._draft(delay_s)
-            draft.add(told)
-            if await self._write(draft):
-                if not begun:
+            try:
+                if failed and not await self._is_mine(item, number):
+                    log.warning("run %s: undoing %s was taken over", self.run_id, item.call.tool)
                     return False
-                await anyio.sleep(delay_s)
-                return True
-            row = await self._load()
-            if row is None or not await self._is_mine(row, item, number):
-                log.warning("run %s: undoing %s was taken over", self.run_id, item.call.tool)
-                return False
-        log.error("run %s: what came of undoing %s is lost", self.run_id, item.call.tool)
-        return False
+                draft = self._draft(delay_s)
+                draft.add(told)
+                if await self._write(draft):
+                    break
+            except Unavailable as outage:
+                log.info("run %s: what came of undoing waits: %s", self.run_id, outage)
+        else:
+            log.error("run %s: what came of undoing %s is lost", self.run_id, item.call.tool)
+            return False
+        if begun:
+            await anyio.sleep(delay_s)
+        return begun
 
-    async def _is_mine(self, row: RunRow, item: Undo, number: int) -> bool:
-        """Tell whether a try is the one whose end is awaited, or that no try was begun of it."""
+    async def _is_mine(self, item: Undo, number: int) -> bool:
+        """Load the run anew, and tell whether a try is the one whose end is awaited, or that no try
+        was begun of it.
+        """
+        row = await self._load()
+        if row is None:
+            return False
         now = await read_undoing(self.core, row, self.done_at)
         found = [one.last for one in now.items if one.call.tool_call_id == item.call.tool_call_id]
         last = found[0] if found else None
@@ -262,16 +274,23 @@ class _Turn:
             last is not None and (last.status, last.number) == ("started", number)
         )
 
-    async def _is_stood_on(self, item: Undo) -> bool:
-        """Tell whether a call is not to be undone after all. It is read again once `started` is
-        durable: who has begun to stand on it since reads that, and who had not yet stands there.
+    async def _kept_from(self, item: Undo) -> Failure | None:
+        """Return why a try is not to act whose `started` is durable: it is looked again who stands
+        on the effect.
         """
-        row = await self._load()
-        if row is None:
-            return True
-        now = await read_undoing(self.core, row, self.done_at)
-        free = {one.call.tool_call_id for one in now.items if not one.is_stood_on}
-        return item.call.tool_call_id not in free
+        kin, tenant, unread = Kin(self.core), item.facts.tenant_id, ""
+        try:
+            run = await kin.find(item.facts.run_id, tenant)
+            undoer = await kin.find(self.run_id, tenant)
+            if run is None or undoer is None:
+                unread = ": it cannot be read"
+            elif await may_be_undone(kin, run, undoer, item.call.effect_key):
+                return None
+        except PerdureError as error:
+            unread = f": {error}"
+        return _failed(
+            f"it was not begun: another run stands on the effect, or may{unread}", retryable=True
+        )
 
     async def _load(self) -> RunRow | None:
         """Load the run anew; None when it is not one to be undone any more."""

@@ -6,6 +6,7 @@ the same call: the first one makes it, and every other asks a person before it d
 
 from collections.abc import Collection
 
+from perdure.engine.closing import has_left
 from perdure.engine.kin import Kin
 from perdure.engine.origin import ORIGINS_MAX
 from perdure.engine.snapshot import OpenCall
@@ -48,11 +49,13 @@ async def made_elsewhere(
         begins_later = state is RunState.PENDING and run_id > facts.run_id
         if goes_on and not calls.has_any and not begins_later:
             found |= await _to_be_taken_over(kin, other.facts)
-        found |= {
-            call.effect_key
-            for call in (*calls.effects, *calls.once)
-            if call.status in MAY_HAVE_HAPPENED or (goes_on and call.status in _TO_BE_MADE)
-        }
+        for call in (*calls.effects, *calls.once):
+            may_have = call.status in MAY_HAVE_HAPPENED
+            may_come = goes_on and call.status in _TO_BE_MADE
+            if call.effect_key in wanted and (
+                may_have or may_come or await has_left(kin.core, call)
+            ):
+                found.add(call.effect_key)
     return frozenset(found & wanted)
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
+from perdure.engine.closing import has_left
 from perdure.engine.elsewhere import MAY_HAVE_HAPPENED, is_forked_off
 from perdure.engine.history import load_value
 from perdure.engine.kin import Kin
@@ -25,7 +26,7 @@ async def taken_over(
     beside its origin, which carries the call out itself: one that had not begun there gets a key of
     its own, so that no two runs act under one. So does one whose effect another run that took it over
     has undone: under the old key nothing would happen any more. Where it is not known whether that
-    was undone, a person is asked; and where another run makes the call under the same key, as two
+    was undone, or a run that shares the history cannot be read, a person is asked; and where another run makes the call under the same key, as two
     retries of one run do. `undone`: what became of undoing effects elsewhere, by keys; `elsewhere`:
     the keys of calls that others make.
     """
@@ -34,11 +35,13 @@ async def taken_over(
     row = await kin.core.reader.find_tool_call(tenant, call.tool_call_id)
     status = call.status if row is None else row.status
     in_doubt = call.may_have_happened or status in MAY_HAVE_HAPPENED
+    if row is not None and not call.repeatable:
+        in_doubt = in_doubt or await has_left(kin.core, row)
     heeded = status is ToolCallStatus.FAILED and call.repeatable  # it may have acted and failed
     origin = "" if row is None else row.run_id
     keeps = in_doubt or heeded or not await is_forked_off(kin, view.facts, origin)
     in_doubt = in_doubt or (keeps and call.effect_key in elsewhere)
-    word = undone.get(call.effect_key)
+    word = undone.get(call.effect_key, "unknown" if kin.is_part else None)
     if word == "succeeded":
         in_doubt = keeps = False
     return replace(

@@ -10,7 +10,15 @@ from dataclasses import dataclass, field
 from perdure.engine.core import Core
 from perdure.engine.origin import ORIGINS_MAX, OriginGone, Shared, shared_events
 from perdure.engine.snapshot import is_side_effect
-from perdure.engine.undone import WORDS, asks_to_compensate, calls_of, undone_by
+from perdure.engine.undone import (
+    WORDS,
+    asks_to_compensate,
+    calls_of,
+    has_undone,
+    under_way_of,
+    undone_by,
+)
+from perdure.protocol.errors import Unreadable
 from perdure.protocol.events import ChildEvent
 from perdure.protocol.log import DamagedEvent
 from perdure.protocol.records import ToolCallRow
@@ -35,6 +43,8 @@ class Kin:
     """What is read of the runs around one, kept for as long as one look takes."""
 
     core: Core
+    is_part: bool = False
+    """A run that was looked for cannot be read: what it has is not known, nor who goes on from it."""
     _rows: dict[str, RunRow | None] = field(default_factory=dict[str, RunRow | None])
     _families: dict[str, list[RunRow]] = field(default_factory=dict[str, list[RunRow]])
     _calls: dict[str, Calls] = field(default_factory=dict[str, Calls])
@@ -44,10 +54,19 @@ class Kin:
     _undone: dict[str, dict[str, str]] = field(default_factory=dict[str, dict[str, str]])
 
     async def find(self, run_id: str, tenant_id: str) -> RunRow | None:
-        """Return a run of a tenant."""
+        """Return a run of a tenant; None when it is not there, or cannot be read."""
         if run_id not in self._rows:
-            self._rows[run_id] = await self.core.reader.find_run(tenant_id, run_id)
+            row = None
+            try:
+                row = await self.core.reader.find_run(tenant_id, run_id)
+            except Unreadable:
+                self.is_part = True
+            self._rows[run_id] = row
         return self._rows[run_id]
+
+    def _left_out(self, run_id: str, reason: str) -> None:
+        del run_id, reason  # whoever reads the run itself tells
+        self.is_part = True
 
     async def family_of(self, facts: RunFacts) -> list[RunRow]:
         """Return the runs that may have a call of a run, itself too, each behind its origin."""
@@ -71,7 +90,9 @@ class Kin:
     async def _branches(self, row: RunRow) -> AsyncIterator[RunRow]:
         after: str | None = None
         where, tenant = RunFilter(origin_run_id=row.facts.run_id), row.facts.tenant_id
-        while page := await self.core.reader.list_runs(tenant, where, after=after, limit=PAGE):
+        while page := await self.core.reader.list_runs(
+            tenant, where, after=after, limit=PAGE, on_unreadable=self._left_out
+        ):
             after = page[-1].facts.run_id
             for branch in page:
                 self._rows[branch.facts.run_id] = branch
@@ -143,11 +164,20 @@ class Kin:
             self._undone[run_id] = keys
         return self._undone[run_id]
 
+    async def under_way(self, row: RunRow) -> set[str]:
+        """Return the keys of the effects that a run is undoing right now."""
+        found: set[str] = set()
+        for tool_call_id in await under_way_of(self.core, row):
+            call = await self.core.reader.find_tool_call(row.facts.tenant_id, tool_call_id)
+            if call is not None:
+                found.add(call.effect_key)
+        return found
+
     async def undoer_of(self, row: RunRow) -> RunRow | None:
         """Return the run that is still to undo what a run did: itself, or the nearest above it."""
-        if asks_to_compensate(row.hot.cancel_options):
-            return None if row.hot.state in TERMINAL else row
-        for parent in await self.above(row):
-            if asks_to_compensate(parent.hot.cancel_options) and parent.hot.state not in TERMINAL:
-                return parent
+        for one in (row, *await self.above(row)):
+            if has_undone(one):
+                return None
+            if asks_to_compensate(one.hot.cancel_options) and one.hot.state not in TERMINAL:
+                return one
         return None

@@ -110,24 +110,33 @@ async def _gone_in(
     if GONE.intersection(undone.values()):
         for call in (await kin.calls_of(shared.facts.run_id)).effects:
             is_finished = call.result_seq is not None and call.result_seq <= shared.until
-            if is_finished and undone.get(call.effect_key) in GONE:
+            is_done = is_finished and call.status in TOOK_EFFECT
+            if is_done and undone.get(call.effect_key) in GONE:
                 yield call.tool_call_id
-    async for child in children_of(kin.core, shared.facts.run_id):
-        if not child.facts.detached and await _began_by(kin.core, child.facts, shared):
-            whole = Shared(facts=child.facts, until=child.hot.last_seq)
-            below = line | {child.facts.run_id}
-            around = await undone_elsewhere(kin, child.facts, below)
-            async for call_id in _gone_in(kin, whole, around, below):
-                yield call_id
+    async for child in _children_in(kin, shared):
+        whole = Shared(facts=child.facts, until=child.hot.last_seq)
+        below = line | {child.facts.run_id}
+        around = await undone_elsewhere(kin, child.facts, below)
+        async for call_id in _gone_in(kin, whole, around, below):
+            yield call_id
 
 
 async def _effects_in(kin: Kin, shared: Shared) -> AsyncIterator[str]:
     for call in (await kin.calls_of(shared.facts.run_id)).effects:
         if call.action_seq <= shared.until and call.status in _MAY_HAVE_ACTED:
             yield call.tool_call_id
+    async for child in _children_in(kin, shared):
+        yield child.facts.run_id
+
+
+async def _children_in(kin: Kin, shared: Shared) -> AsyncIterator[RunRow]:
+    """Yield the children whose results a shared part of a log has: of others a run has its own."""
     async for child in children_of(kin.core, shared.facts.run_id):
-        if not child.facts.detached and await _began_by(kin.core, child.facts, shared):
-            yield child.facts.run_id
+        if child.facts.detached:
+            continue
+        told = await kin.children_told_in(shared)
+        if told is None or child.facts.run_id in told:
+            yield child
 
 
 async def _began_by(core: Core, child: RunFacts, shared: Shared) -> bool:

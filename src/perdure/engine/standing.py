@@ -9,6 +9,8 @@ not see each other by reading alone. So each writes first that it will, and read
 acts: `started` before undoing, the run's own row before it begins.
 """
 
+from dataclasses import dataclass, field
+
 from perdure.engine.kin import Kin
 from perdure.engine.undone import TOOK_EFFECT
 from perdure.protocol.runs import RunRow
@@ -25,28 +27,53 @@ GONE = frozenset({"succeeded", "unknown"})
 """What became of undoing an effect that is not in the world any more, or may not be."""
 
 
-async def stood_on(kin: Kin, run: RunRow, undoer: RunRow) -> set[str]:
-    """Return the keys of a run's effects that `undoer`, itself or a run above it, is not to undo.
-
-    Others stand on them, have undone them, or are to undo them: of two, the one with the smaller id.
+@dataclass(slots=True)
+class Standing:
+    """Keys of a run's effects: `held` others stand on or have undone, `first` another is to undo
+    with the smaller id, `under_way` another is undoing right now.
     """
-    if await _is_shared_whole(kin, run):
-        return {call.effect_key for call in (await kin.calls_of(run.facts.run_id)).effects}
+
+    held: set[str] = field(default_factory=set[str])
+    first: set[str] = field(default_factory=set[str])
+    under_way: set[str] = field(default_factory=set[str])
+
+
+async def standing_of(kin: Kin, run: RunRow, undoer: RunRow) -> Standing:
+    """Return which effects of a run `undoer`, itself or a run above it, is not to undo.
+
+    Where a relative cannot be read all are held: it may stand on them.
+    """
+    found = Standing()
     line = {run.facts.run_id, *(one.facts.run_id for one in await kin.above(run))}
-    keys: set[str] = set()
     for other in await kin.family_of(run.facts):
         if other.facts.run_id == run.facts.run_id:
             continue
         first = await kin.undoer_of(other)
         if first is None:
-            keys |= await _held(kin, other)
+            found.held |= await _held(kin, other)
         elif _rank(first, other) < _rank(undoer, run):
             mine = await kin.calls_of(other.facts.run_id)
-            keys |= {call.effect_key for call in mine.effects if call.status in TOOK_EFFECT}
+            found.first |= {call.effect_key for call in mine.effects if call.status in TOOK_EFFECT}
         for one in (other, *await kin.above(other)):
             if one.facts.run_id not in line:
-                keys |= {key for key, word in (await kin.undone_by(one)).items() if word in GONE}
-    return keys
+                now = await kin.under_way(one)
+                found.under_way |= now
+                told = await kin.undone_by(one)
+                found.held |= {key for key, word in told.items() if word in GONE} - now
+    if await _is_shared_whole(kin, run) or kin.is_part:
+        found.held |= {call.effect_key for call in (await kin.calls_of(run.facts.run_id)).effects}
+    return found
+
+
+async def may_be_undone(kin: Kin, run: RunRow, undoer: RunRow, key: str) -> bool:
+    """Tell whether an effect may be undone now that `started` is durable.
+
+    Who has come to stand on it since has read that, or stands there now. Another that is to undo it
+    too, and has not begun, will find it begun; of two that have begun both give way, and the one
+    with the smaller id begins again.
+    """
+    standing = await standing_of(kin, run, undoer)
+    return key not in standing.held | standing.under_way
 
 
 def _rank(undoer: RunRow, run: RunRow) -> tuple[str, str]:
@@ -58,7 +85,7 @@ async def _held(kin: Kin, other: RunRow) -> set[str]:
 
     One that failed stands on nothing: who goes on from it does.
     """
-    if other.hot.state is RunState.FAILED:
+    if await _has_failed(kin, other):
         return set()
     own = await kin.calls_of(other.facts.run_id)
     keys = {call.effect_key for call in own.effects if call.status in STANDS}
@@ -73,12 +100,25 @@ async def _held(kin: Kin, other: RunRow) -> set[str]:
     return keys
 
 
+async def _has_failed(kin: Kin, run: RunRow) -> bool:
+    """Tell whether a run has failed, or is sure to: itself, or with a run above whose retries and
+    forks have not its result.
+    """
+    if run.hot.state is RunState.FAILED or run.hot.cancel_epoch > 0:
+        return True
+    above = await kin.above(run)
+    is_lost = any(one.hot.state is RunState.FAILED or one.hot.cancel_epoch > 0 for one in above)
+    return is_lost and not await _is_shared_whole(kin, run)
+
+
 async def _is_shared_whole(kin: Kin, run: RunRow) -> bool:
     """Tell whether a run stands on all that a run did: it shares its result with a run above."""
     child = run
     for parent in await kin.above(run):
         for other in await kin.family_of(parent.facts):
-            if other.hot.state is RunState.FAILED or await kin.undoer_of(other) is not None:
+            if other.hot.state is RunState.FAILED or other.hot.cancel_epoch > 0:
+                continue
+            if await kin.undoer_of(other) is not None:
                 continue
             for shared in await kin.history_of(other.facts):
                 if shared.facts.run_id == parent.facts.run_id:

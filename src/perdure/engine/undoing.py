@@ -15,13 +15,13 @@ from perdure.engine.core import Core
 from perdure.engine.effects_told import effects_told
 from perdure.engine.history import load_value
 from perdure.engine.kin import Kin
-from perdure.engine.standing import stood_on
+from perdure.engine.standing import standing_of
 from perdure.engine.undone import (
     PAGE,
     TOOK_EFFECT,
-    asks_to_compensate,
     became_of_undoing,
     children_of,
+    has_undone,
     strongest,
     tail_of,
     undone_by,
@@ -33,7 +33,6 @@ from perdure.protocol.events import (
     ResultEvent,
     ResumeEvent,
 )
-from perdure.protocol.failures import FailureCode
 from perdure.protocol.log import EventData, Unknown
 from perdure.protocol.records import ToolCallRow
 from perdure.protocol.runs import RunFacts, RunRow
@@ -54,6 +53,8 @@ class Undo:
     tries: list[tuple[datetime, CompensationEvent]]
     is_stood_on: bool
     """Another run stands on the effect, has undone it, or is to undo it."""
+    is_elsewhere: bool
+    """Another run is undoing it right now: what comes of that is waited for."""
 
     @property
     def key(self) -> str:
@@ -135,12 +136,13 @@ async def read_undoing(
     kin = Kin(core)
     async for one, undone in _with_runs_below(core, row, {}):
         facts = one.facts
-        others = await stood_on(kin, one, row)
+        others = await standing_of(kin, one, row)
         for call in (await kin.calls_of(facts.run_id)).effects:
             spec, tries = specs.get((call.tool, call.version or "")), tail.tries
             if spec is None or call.status not in TOOK_EFFECT or call.result_seq is None:
                 continue
-            if call.effect_key in others and call.tool_call_id not in tries:
+            is_stood_on = call.effect_key in others.held | others.first
+            if is_stood_on and call.tool_call_id not in tries:
                 continue
             told = undone.get(call.tool_call_id)
             if told == "succeeded" or (told == "unknown" and not spec.compensate_idempotent):
@@ -155,7 +157,8 @@ async def read_undoing(
                     spec=spec,
                     done_at=at,
                     tries=tries.get(call.tool_call_id, []),
-                    is_stood_on=call.effect_key in others,
+                    is_stood_on=is_stood_on,
+                    is_elsewhere=call.effect_key in others.under_way,
                 )
             )
     items.sort(key=lambda item: (item.done_at, item.facts.depth, item.call.result_seq))
@@ -192,9 +195,7 @@ async def _with_runs_below(
     """
     yield row, undone
     async for child in children_of(core, row.facts.run_id):
-        own = asks_to_compensate(child.hot.cancel_options)
-        undid = own and child.hot.code is FailureCode.RUN_CANCELLED
-        if child.facts.detached or child.hot.state not in TERMINAL or undid:
+        if child.facts.detached or child.hot.state not in TERMINAL or has_undone(child):
             continue
         known = strongest(undone, await undone_by(core, child))
         async for below in _with_runs_below(core, child, known):

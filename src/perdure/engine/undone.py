@@ -6,6 +6,7 @@ from datetime import datetime
 
 from perdure.engine.core import Core
 from perdure.protocol.events import CancelEvent, CompensationEvent, StateEvent
+from perdure.protocol.failures import FailureCode
 from perdure.protocol.log import DamagedEvent
 from perdure.protocol.records import ToolCallRow
 from perdure.protocol.runs import RunRow
@@ -21,6 +22,12 @@ WORDS = ("not_started", "failed", "unknown", "succeeded")
 def asks_to_compensate(options: CancelOption) -> bool:
     """Tell whether a cancel asks that what was done is undone."""
     return CancelOption.COMPENSATE in options
+
+
+def has_undone(row: RunRow) -> bool:
+    """Tell whether a run was cancelled and has seen to the undoing of what it did itself."""
+    is_cancelled = row.hot.code is FailureCode.RUN_CANCELLED
+    return is_cancelled and asks_to_compensate(row.hot.cancel_options)
 
 
 @dataclass(slots=True)
@@ -79,6 +86,14 @@ async def undone_by(core: Core, row: RunRow) -> dict[str, str]:
             if call.status in TOOK_EFFECT:
                 told.setdefault(call.tool_call_id, "unknown")
     return told
+
+
+async def under_way_of(core: Core, row: RunRow) -> set[str]:
+    """Return the calls that a run is undoing right now: a try was begun, and has not ended."""
+    if row.hot.state in TERMINAL or not asks_to_compensate(row.hot.cancel_options):
+        return set()
+    tail = await tail_of(core, row)
+    return {call for call, tries in tail.tries.items() if tries[-1][1].status == "started"}
 
 
 async def _at_and_below(core: Core, run_id: str) -> AsyncIterator[ToolCallRow]:
