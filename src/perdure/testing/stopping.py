@@ -12,6 +12,8 @@ import anyio
 import anyio.to_thread
 import asyncpg
 
+DISTURBED = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
+"""What a probe may end with while the database is disturbed too."""
 STUCK_S = 0.5
 """How long a probe waits for a lock before it says that a stopped process holds it."""
 
@@ -44,7 +46,7 @@ async def holds_a_lock(url: str) -> bool:
             return False
         return True
     finally:
-        await connection.close()
+        connection.terminate()  # a probe that was given up may still be on its way
 
 
 def _sqlite_is_locked(path: str) -> bool:

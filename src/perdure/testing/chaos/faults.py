@@ -18,6 +18,7 @@ from perdure.testing.chaos.fleet import Fleet, Place
 from perdure.testing.chaos.grounds import Ground, PostgresGround, SqliteGround, StoreName
 from perdure.testing.chaos.report import Record
 from perdure.testing.proxy import FlakyProxy
+from perdure.testing.stopping import DISTURBED
 
 SLOW_STATEMENT_S = 0.2
 LOSSES = 6
@@ -173,11 +174,11 @@ async def kill_backends(scene: Scene) -> None:
     share = scene.chance.choice([0.3, 1.0])
     try:
         connection = await asyncpg.connect(_postgres(scene).url, timeout=10)
-    except (OSError, asyncpg.PostgresError):
+    except (OSError, *DISTURBED):
         return  # the server is being restarted, which has ended them all
     try:
         await connection.execute(_TERMINATE, share)
-    except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+    except (OSError, *DISTURBED):
         return
     finally:
         connection.terminate()

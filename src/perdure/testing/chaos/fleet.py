@@ -19,11 +19,10 @@ from pathlib import Path
 
 import anyio
 import anyio.abc
-import asyncpg
 
 from perdure.ops.exits import ExitCode
 from perdure.testing.chaos.report import Record
-from perdure.testing.stopping import stop_between_writes
+from perdure.testing.stopping import DISTURBED, stop_between_writes
 
 RESTART_S = 0.5
 START_S = 120.0
@@ -233,7 +232,7 @@ class Fleet:
         try:
             with anyio.move_on_after(STOP_TRIES_S):
                 await stop_between_writes(url, place.send)
-        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+        except (OSError, *DISTURBED):
             pass  # the database is disturbed too, and has ended all transactions
         place.send(signal.SIGSTOP)
 
