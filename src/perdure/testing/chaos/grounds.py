@@ -29,6 +29,7 @@ DISK_BYTES = 4 * 1024**3
 """What the small file system holds while it is not to be full; it takes memory as it is used."""
 
 SPARE_BYTES = 64 * 1024
+FILL_TRIES = 5
 """What is left of a full one: less than the write-ahead log needs for the next few commits."""
 
 NO_MOUNT = "no file system can be mounted here: needs root and the right to mount"
@@ -70,10 +71,18 @@ class Disk:
     folder: Path
 
     def fill(self) -> None:
-        """Leave next to nothing of its room."""
-        found = os.statvfs(self.folder)
-        used = (found.f_blocks - found.f_bfree) * found.f_frsize
-        self._resize(math.ceil((used + SPARE_BYTES) / found.f_frsize) * found.f_frsize)
+        """Leave next to nothing of its room: measured anew when it was used up meanwhile."""
+        for left in reversed(range(FILL_TRIES)):
+            found = os.statvfs(self.folder)
+            used = (found.f_blocks - found.f_bfree) * found.f_frsize
+            size = math.ceil((used + SPARE_BYTES) / found.f_frsize) * found.f_frsize
+            try:
+                self._resize(size)
+            except subprocess.CalledProcessError:
+                if not left:
+                    raise
+            else:
+                return
 
     def clear(self) -> None:
         """Make room."""
