@@ -29,8 +29,8 @@ DISK_BYTES = 4 * 1024**3
 """What the small file system holds while it is not to be full; it takes memory as it is used."""
 
 SPARE_BYTES = 64 * 1024
-FILL_TRIES = 5
 """What is left of a full one: less than the write-ahead log needs for the next few commits."""
+FILL_TRIES = 5
 
 NO_MOUNT = "no file system can be mounted here: needs root and the right to mount"
 NO_POOLER = "pgbouncer is not installed"
