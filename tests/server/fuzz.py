@@ -20,6 +20,7 @@ import anyio.to_thread
 
 from perdure.ops.local_postgres import local_postgres
 from tests.server.fuzz_hooks import IDS_VARIABLE
+from tests.server.refusals import REFUSALS
 from tests.server.world import World, open_world
 
 STORES = ("sqlite", "postgres")
@@ -80,9 +81,22 @@ async def objects_of(world: World) -> dict[str, str]:
 
 
 def _run(port: int, ids: dict[str, str], minutes: float, seed: int | None) -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        config = Path(folder) / "schemathesis.toml"
+        statuses = json.dumps(REFUSALS)
+        config.write_text(
+            f"[checks.negative_data_rejection]\nexpected-statuses = {statuses}\n", encoding="utf-8"
+        )
+        return _run_with(config, port, ids, minutes, seed)
+
+
+def _run_with(
+    config: Path, port: int, ids: dict[str, str], minutes: float, seed: int | None
+) -> int:
     seconds = minutes * 60
     command = [
         str(Path(sys.executable).with_name("st")),
+        f"--config-file={config}",
         "run",
         f"http://127.0.0.1:{port}/openapi.json",
         f"--max-time={seconds:g}",

@@ -16,25 +16,10 @@ from schemathesis import GenerationMode
 from schemathesis.core.parameters import ParameterLocation
 from schemathesis.specs.openapi import checks
 
+from tests.server.refusals import REFUSALS
 from tests.server.world import World, open_world
 
 _WAIT_S = 0.02
-_REFUSALS = [
-    "400",
-    "401",
-    "403",
-    "404",
-    "405",
-    "406",
-    "409",
-    "410",
-    "413",
-    "415",
-    "422",
-    "428",
-    "429",
-]
-"""How a server may refuse what does not fit; 410: the thread was deleted by a request before."""
 _STRICTER: Any = checks.__dict__["positive_data_acceptance"]
 
 
@@ -81,7 +66,7 @@ def served() -> Iterator[Served]:
 def api(served: Served) -> Any:
     configs: Any = schemathesis.Config  # its constructor has no types
     config = configs.from_dict(
-        {"checks": {"negative_data_rejection": {"expected-statuses": _REFUSALS}}}
+        {"checks": {"negative_data_rejection": {"expected-statuses": REFUSALS}}}
     )
     return schemathesis.openapi.from_url(
         f"http://127.0.0.1:{served.world.port}/openapi.json", config=config
