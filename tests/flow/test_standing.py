@@ -45,6 +45,7 @@ from tests.flow.till import (
 from tests.flow.world import data_of, database_at, flow
 
 ASKS = Ask(title="?")
+FAILS = GiveUp(reason="no")
 
 
 def boss() -> HostedAgent:
@@ -58,13 +59,13 @@ def boss() -> HostedAgent:
     return scripted("boss", decide)
 
 
-def fails_below() -> HostedAgent:
-    """A buyer that fails after it has charged when it is a child, and asks when it is not."""
+def buyer_that(end: Decision) -> HostedAgent:
+    """A buyer that ends so after it has charged when it is a child, and asks when it is not."""
 
     def decide(context: PlannerContext) -> Decision:
         if context.step_index == 0:
             return call("charge")
-        return GiveUp(reason="no") if context.facts.parent_run_id else ASKS
+        return end if context.facts.parent_run_id else ASKS
 
     return scripted("buyer", decide, tools=unasked("charge"))
 
@@ -170,7 +171,7 @@ async def test_a_fork_of_a_child_knows_what_its_parent_has_undone(
     """R-5.6, R-9.4: it had acted under the refunded key, and refunded it a second time."""
     till = Till(hangs=True)
     zoo.registry.add(*till.tools(zoo))
-    buyer = fails_below() if fails else follows(call("charge"))
+    buyer = buyer_that(FAILS) if fails else follows(call("charge"))
     async with flow(url, [buyer, boss()], zoo) as engine:
         parent = await engine.submit("boss")
         await zoo.wait_started("charge")
@@ -196,7 +197,7 @@ async def test_of_a_parent_and_the_fork_of_its_child_one_undoes(url: str, zoo: T
     """R-9.4: both are to undo one payment, which one has by its child and one by its own call."""
     till = Till(hangs=True)
     zoo.registry.add(*till.tools(zoo))
-    async with flow(url, [fails_below(), boss()], zoo) as engine:
+    async with flow(url, [buyer_that(FAILS), boss()], zoo) as engine:
         parent = await engine.submit("boss")
         await zoo.wait_started("charge")
         beside = await forked(engine, await child_of(engine, parent))
@@ -456,22 +457,11 @@ async def test_what_a_run_has_whose_row_cannot_be_read_is_not_undone(
         assert till.refunds == []
 
 
-def done_below() -> HostedAgent:
-    """A buyer that succeeds after it has charged when it is a child, and asks when it is not."""
-
-    def decide(context: PlannerContext) -> Decision:
-        if context.step_index == 0:
-            return call("charge")
-        return Finish(answer="done") if context.facts.parent_run_id else ASKS
-
-    return scripted("buyer", decide, tools=unasked("charge"))
-
-
 async def test_a_child_whose_parent_has_failed_stands_on_nothing(url: str, zoo: ToolZoo) -> None:
     """R-9.4: the parent left the payment to the fork of its child, and that one to the child."""
     till = Till(hangs=True)
     zoo.registry.add(*till.tools(zoo))
-    async with flow(url, [done_below(), boss()], zoo) as engine:
+    async with flow(url, [buyer_that(Finish(answer="done")), boss()], zoo) as engine:
         parent = await engine.submit("boss")
         await zoo.wait_started("charge")
         beside = await forked(engine, await child_of(engine, parent))
@@ -498,7 +488,7 @@ async def test_nothing_is_left_to_a_run_above_that_does_not_look_so_far_down(
         return script[done] if done < len(script) else Finish(answer="done")
 
     top = scripted("top", decide, tools=["look"])
-    async with flow(url, [fails_below(), boss(), top], zoo) as engine:
+    async with flow(url, [buyer_that(FAILS), boss(), top], zoo) as engine:
         above = await engine.submit("top")
         await zoo.wait_started("charge")
         parent = await child_of(engine, above)
