@@ -1,4 +1,4 @@
-"""A few read connections, used from threads.
+"""A few read connections, used from threads: a lane for what is short, a pool for what may be long.
 
 A read is one or more statements, each fetched whole, so no read transaction is left open and a
 slow caller never keeps the log from being checkpointed.
@@ -21,6 +21,7 @@ from perdure.store.sqlite.connection import (
     read_row,
     translate,
 )
+from perdure.store.sqlite.lane import Lane
 from perdure.store.sqlite.rows import Row
 
 READERS: Final = 4
@@ -29,22 +30,27 @@ _T = TypeVar("_T")
 
 
 class Readers:
-    """The pool. Opened and closed by the database. `inline` reads where it is asked to."""
+    """Opened and closed by the database. `inline` reads where it is asked to."""
 
     def __init__(self, *, inline: bool = False) -> None:
         self._inline = inline
         self._idle: deque[sqlite3.Connection] = deque()
         self._path: Path | None = None
         self._limiter: CapacityLimiter | None = None
+        self._lane: Lane | None = None
 
     def open(self, path: Path) -> None:
         """Allow reads; connections are made when they are needed."""
         self._path = path
+        self._lane = None if self._inline else Lane(self._connect)
         self._limiter = CapacityLimiter(READERS)
 
     async def close(self) -> None:
         """Wait for reads in progress and close all connections."""
         limiter, self._limiter = self._limiter, None
+        lane, self._lane = self._lane, None
+        if lane is not None:
+            await to_thread.run_sync(lane.stop)
         for _ in range(READERS if limiter is not None else 0):
             assert limiter is not None, "it was open"
             await limiter.acquire_on_behalf_of(object())
@@ -52,7 +58,7 @@ class Readers:
             self._idle.pop().close()
 
     async def read(self, body: Callable[[sqlite3.Connection], _T]) -> _T:
-        """Run a read on one of the connections, in a thread."""
+        """Run a read that may take long on one of the pool's connections."""
         if self._limiter is None:
             raise Unavailable("the database is not open")
         if self._inline:
@@ -79,12 +85,12 @@ class Readers:
             raise translate(error) from error
 
     async def rows(self, name: str, *values: object, convert: Callable[[Row], _T]) -> list[_T]:
-        """Return the converted rows of a statement."""
+        """Return the converted rows of a statement that is bounded by a key or a limit."""
 
         def fetch(connection: sqlite3.Connection) -> list[_T]:
             return [read_row(convert, row) for row in fetch_rows(connection, SQL[name], values)]
 
-        return await self.read(fetch)
+        return await (self.read(fetch) if self._lane is None else self._lane.read(fetch))
 
     async def page(
         self,

@@ -22,11 +22,12 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from perdure.protocol.base import to_micros
 from perdure.protocol.errors import PerdureError, Unavailable, Unreadable
 from perdure.store.commits import CommitResult, Refused
+from perdure.store.sqlite.answers import Asked, Outcome, answer_all, resolve
 from perdure.store.sqlite.committing import write_commits
 from perdure.store.sqlite.connection import (
     BUSY_DEADLINE_S,
@@ -51,22 +52,11 @@ _T = TypeVar("_T")
 
 
 @dataclass(slots=True)
-class Job:
-    """Work for the thread: a function of the transaction, or commits; and who waits for it."""
+class Job(Asked):
+    """Work for the thread: a function of the transaction, or commits."""
 
-    loop: asyncio.AbstractEventLoop
-    answer: asyncio.Future[Any]
     work: Work | None = None
     commits: Sequence[Prepared] = ()
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What a job came to."""
-
-    job: Job
-    value: object = None
-    error: Exception | None = None
 
 
 @dataclass(slots=True)
@@ -157,7 +147,7 @@ class Writer:
         self._called = False
         if self._connection is None or not (self._open and (self._urgent or self._jobs)):
             return
-        _resolve(self._write(self._connection, self._next_batch() or []))
+        resolve(self._write(self._connection, self._next_batch() or []))
         if self._urgent or self._jobs:
             self._call()
 
@@ -167,7 +157,7 @@ class Writer:
         while (batch := self._next_batch()) is not None:
             self._look_for_others(connection)
             if batch:
-                _answer(self._write(connection, batch))
+                answer_all(self._write(connection, batch))
         connection.close()
 
     def _write(self, connection: sqlite3.Connection, batch: list[Job]) -> list[Outcome]:
@@ -280,26 +270,3 @@ def _run_all(tx: Transaction, batch: Iterable[Job]) -> list[Outcome]:
         outcomes.append(Outcome(job, value=results[start:end]))
         start = end
     return outcomes
-
-
-def _answer(outcomes: Sequence[Outcome]) -> None:
-    """Answer all waiters with one call into each loop."""
-    loops: dict[asyncio.AbstractEventLoop, list[Outcome]] = {}
-    for outcome in outcomes:
-        loops.setdefault(outcome.job.loop, []).append(outcome)
-    for loop, mine in loops.items():
-        try:
-            loop.call_soon_threadsafe(_resolve, mine)
-        except RuntimeError:  # the loop is closed: nobody waits any more
-            continue
-
-
-def _resolve(outcomes: Sequence[Outcome]) -> None:
-    for outcome in outcomes:
-        answer = outcome.job.answer
-        if answer.done():
-            continue
-        if outcome.error is None:
-            answer.set_result(outcome.value)
-        else:
-            answer.set_exception(outcome.error)
