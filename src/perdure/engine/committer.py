@@ -1,7 +1,8 @@
 """Group commit without timers: while one batch is being written the next gathers.
 
-One lane: batches go to the store one after another, at most one commit of a run in each. A
-commit's answer is its own; the batch is only how it travels. One whose row was locked by somebody
+One lane: batches go to the store one after another, at most one commit of a run in each. Those who
+were answered together are likely to commit again: they have their turns before the next batch goes.
+A commit's answer is its own; the batch is only how it travels. One whose row was locked by somebody
 else travels again a little later, and keeps no other waiting.
 """
 
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 
 import anyio
 import anyio.abc
+from anyio.lowlevel import checkpoint
 
 from perdure.engine.core import Core
 from perdure.engine.lease import LeaseGone
@@ -108,12 +110,21 @@ class Committer:
                     if not self._queue:
                         self._bell = anyio.Event()
                         await self._bell.wait()
+                    if len(batch) > 1:
+                        await self._let_gather()
                     batch = self._take()
                     await self._write(batch, again)
         finally:
             self._stopped = True
             for waiting in [*batch, *self._queue, *self._busy]:
                 waiting.fail(LeaseGone())
+
+    async def _let_gather(self) -> None:
+        """Let turns of the loop pass until one adds no commit to those that wait."""
+        seen = 0
+        while seen < len(self._queue) < self._core.settings.commit_batch_max:
+            seen = len(self._queue)
+            await checkpoint()
 
     def _take(self) -> list[_Waiting]:
         batch: list[_Waiting] = []
