@@ -4,7 +4,7 @@ Each call hands the interpreter's lock to the other threads and takes it back, w
 than the row. A statement for many rows stands in its file with one parenthesised row of
 parameters, `VALUES (?, ?)`, and no parameter elsewhere; `widen` repeats that row. The numbers of
 rows are powers of two, so that few texts are prepared and all stay in the cache of statements.
-What is left over is filled with NULL: such statements pass over a row whose first value is NULL.
+What is left over is filled with rows that begin with NULL: such statements pass over them.
 """
 
 import re
@@ -60,6 +60,6 @@ def _calls(name: str, rows: Sequence[Values]) -> Iterator[tuple[str, list[Any]]]
     for start in range(0, len(rows), ROWS_MAX):
         part = rows[start : start + ROWS_MAX]
         count = 1 << (len(part) - 1).bit_length()
-        values = list(chain.from_iterable(part))
-        values += [None] * ((count - len(part)) * len(part[0]))
+        empty = [None, *[0] * (len(part[0]) - 1)]
+        values = [*chain.from_iterable(part), *empty * (count - len(part))]
         yield widen(name, count), values
