@@ -24,6 +24,8 @@ from perdure.store.commits import Busy, Commit, CommitResult, Committed
 
 log = logging.getLogger(__name__)
 
+QUIET_TURNS = 3
+"""So many turns of the loop may pass between an answer and the next commit of its run."""
 BUSY_PAUSE_S = 0.01
 BUSY_PAUSE_MAX_S = 0.25
 BUSY_MAX_S = 10.0
@@ -120,9 +122,10 @@ class Committer:
                 waiting.fail(LeaseGone())
 
     async def _let_gather(self) -> None:
-        """Let turns of the loop pass until one adds no commit to those that wait."""
-        seen = 0
-        while seen < len(self._queue) < self._core.settings.commit_batch_max:
+        """Let turns of the loop pass until a few have added no commit to those that wait."""
+        seen = quiet = 0
+        while quiet < QUIET_TURNS and len(self._queue) < self._core.settings.commit_batch_max:
+            quiet = quiet + 1 if seen == len(self._queue) else 0
             seen = len(self._queue)
             await checkpoint()
 
