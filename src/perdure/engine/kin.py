@@ -44,7 +44,11 @@ class Kin:
 
     core: Core
     is_part: bool = False
-    """A run that was looked for cannot be read: what it has is not known, nor who goes on from it."""
+    """A run that was looked for cannot be read: what it has is not known, nor who goes on from it.
+    Set anew where such a run is come by again."""
+    _unread: set[str] = field(default_factory=set[str])
+    _cut: set[str] = field(default_factory=set[str])
+    """Runs of whose branches one cannot be read."""
     _rows: dict[str, RunRow | None] = field(default_factory=dict[str, RunRow | None])
     _families: dict[str, list[RunRow]] = field(default_factory=dict[str, list[RunRow]])
     _calls: dict[str, Calls] = field(default_factory=dict[str, Calls])
@@ -60,13 +64,10 @@ class Kin:
             try:
                 row = await self.core.reader.find_run(tenant_id, run_id)
             except Unreadable:
-                self.is_part = True
+                self._unread.add(run_id)
             self._rows[run_id] = row
+        self.is_part |= run_id in self._unread
         return self._rows[run_id]
-
-    def _left_out(self, run_id: str, reason: str) -> None:
-        del run_id, reason  # whoever reads the run itself tells
-        self.is_part = True
 
     async def family_of(self, facts: RunFacts) -> list[RunRow]:
         """Return the runs that may have a call of a run, itself too, each behind its origin."""
@@ -85,13 +86,18 @@ class Kin:
             for one in known:  # it grows behind
                 known += [row async for row in self._branches(one)]
             self._families[first.facts.run_id] = known
+        self.is_part |= any(one.facts.run_id in self._cut for one in known)
         return known
 
     async def _branches(self, row: RunRow) -> AsyncIterator[RunRow]:
+        def left_out(run_id: str, reason: str) -> None:
+            del run_id, reason  # whoever reads the run itself tells
+            self._cut.add(row.facts.run_id)
+
         after: str | None = None
         where, tenant = RunFilter(origin_run_id=row.facts.run_id), row.facts.tenant_id
         while page := await self.core.reader.list_runs(
-            tenant, where, after=after, limit=PAGE, on_unreadable=self._left_out
+            tenant, where, after=after, limit=PAGE, on_unreadable=left_out
         ):
             after = page[-1].facts.run_id
             for branch in page:

@@ -44,6 +44,7 @@ async def standing_of(kin: Kin, run: RunRow, undoer: RunRow) -> Standing:
     Where a relative cannot be read all are held: it may stand on them.
     """
     found = Standing()
+    kin.is_part = False  # of others that were read before
     line = {run.facts.run_id, *(one.facts.run_id for one in await kin.above(run))}
     for other in await kin.family_of(run.facts):
         if other.facts.run_id == run.facts.run_id:
