@@ -4,13 +4,14 @@ A family is a run, those it goes on from, and the branches of all of them (R-7.4
 run stand those that end it with themselves, and undo what it did.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 from perdure.engine.core import Core
 from perdure.engine.origin import ORIGINS_MAX, OriginGone, Shared, shared_events
-from perdure.engine.snapshot import is_side_effect
+from perdure.engine.snapshot import FAILED_CALLS, is_side_effect
 from perdure.engine.undone import (
+    TOOK_EFFECT,
     WORDS,
     asks_to_compensate,
     calls_of,
@@ -19,8 +20,8 @@ from perdure.engine.undone import (
     undone_by,
 )
 from perdure.protocol.errors import Unreadable
-from perdure.protocol.events import ChildEvent
-from perdure.protocol.log import DamagedEvent
+from perdure.protocol.events import ChildEvent, StateEvent
+from perdure.protocol.log import DamagedEvent, RecordedEvent
 from perdure.protocol.records import ToolCallRow
 from perdure.protocol.runs import RunFacts, RunRow
 from perdure.protocol.states import TERMINAL
@@ -55,6 +56,7 @@ class Kin:
     _told: dict[tuple[str, int], set[str] | None] = field(
         default_factory=dict[tuple[str, int], set[str] | None]
     )
+    _redrives: dict[str, bool] = field(default_factory=dict[str, bool])
     _undone: dict[str, dict[str, str]] = field(default_factory=dict[str, dict[str, str]])
 
     async def find(self, run_id: str, tenant_id: str) -> RunRow | None:
@@ -140,6 +142,42 @@ class Kin:
             self._calls[run_id] = Calls(tuple(effects), tuple(once), has_any)
         return self._calls[run_id]
 
+    async def done_in(self, shared: Shared) -> list[ToolCallRow]:
+        """Return the side effects that a shared part of a log has: calls that took effect in it."""
+        effects = (await self.calls_of(shared.facts.run_id)).effects
+        return [call for call in effects if _is_over(call, shared) and call.status in TOOK_EFFECT]
+
+    async def to_be_taken_over(self, facts: RunFacts) -> list[ToolCallRow]:
+        """Return the calls that a run which has made none yet comes by with its history: those that
+        were cut off there, and those that had failed when it is a redrive, or a run in between.
+        """
+        found: list[ToolCallRow] = []
+        line = [facts]
+        for shared in await self.history_of(facts):
+            calls = await self.calls_of(shared.facts.run_id)
+            for call in (*calls.effects, *calls.once):
+                if call.action_seq > shared.until:
+                    continue
+                is_over = _is_over(call, shared)
+                if is_over and call.status in TOOK_EFFECT:
+                    continue
+                if is_over and call.status in FAILED_CALLS and not await self._is_redriven(line):
+                    continue
+                found.append(call)
+            line.append(shared.facts)
+        return found
+
+    async def _is_redriven(self, line: Sequence[RunFacts]) -> bool:
+        """Tell whether one of some runs makes calls anew that had failed, or may."""
+        for facts in line:
+            run_id = facts.run_id
+            if run_id not in self._redrives:
+                first = await self.core.reader.events_after(run_id, 0, limit=1)
+                self._redrives[run_id] = _may_redrive(first)
+            if self._redrives[run_id]:
+                return True
+        return False
+
     async def children_told_in(self, shared: Shared) -> set[str] | None:
         """Return the children whose results a shared part of a log has; None when it cannot be read."""
         key = shared.facts.run_id, shared.until
@@ -170,6 +208,13 @@ class Kin:
             self._undone[run_id] = keys
         return self._undone[run_id]
 
+    async def has_undone(self, row: RunRow, call: ToolCallRow) -> bool:
+        """Tell whether a call of a run was undone for certain, by the run itself or one above it."""
+        for one in (row, *await self.above(row)):
+            if (await undone_by(self.core, one)).get(call.tool_call_id) == "succeeded":
+                return True
+        return False
+
     async def under_way(self, row: RunRow) -> set[str]:
         """Return the keys of the effects that a run is undoing right now."""
         found: set[str] = set()
@@ -187,3 +232,18 @@ class Kin:
             if asks_to_compensate(one.hot.cancel_options) and one.hot.state not in TERMINAL:
                 return one
         return None
+
+
+def _is_over(call: ToolCallRow, shared: Shared) -> bool:
+    return call.result_seq is not None and call.result_seq <= shared.until
+
+
+def _may_redrive(first: Sequence[RecordedEvent]) -> bool:
+    """Tell whether the first event of a run says that it is a redrive, or cannot be read."""
+    try:
+        data = first[0].data if first else None
+    except DamagedEvent:
+        return True
+    if not isinstance(data, StateEvent) or first[0].seq != 1:
+        return True
+    return data.origin is not None and data.origin.mode == "redrive"
