@@ -10,17 +10,19 @@ from perdure.engine.ports import HostedAgent
 from perdure.ops.verify import verify
 from perdure.ops.verify.checks import Finding
 from perdure.ops.verify.outside import read_journal
-from perdure.protocol.decisions import Ask, Decision, Finish
+from perdure.protocol.decisions import Ask, Decision, Finish, GiveUp
 from perdure.protocol.states import Answer, InterruptKind, RunState
 from perdure.service.base import Service
 from perdure.service.branches import ForkRequest, RetryRequest, fork, retry
 from perdure.service.principal import LOCAL
 from perdure.testing.embedded import Embedded, call, scripted, unasked
 from perdure.testing.tools import ToolZoo
-from perdure.tools import ToolContext, tool
+from perdure.tools import Performed, ToolContext, ToolError, tool
 from tests.flow.test_breakpoints import go_on
+from tests.flow.till import COMPENSATE
 from tests.flow.world import flow
 
+STOPPED = {RunState.SUCCEEDED, RunState.WAITING_HUMAN}
 PAUSED: list[dict[str, Any]] = [{"at": "before_tool"}]
 
 
@@ -194,3 +196,72 @@ async def test_a_call_whose_result_was_refused_may_have_acted(url: str, zoo: Too
         assert asked.kind is InterruptKind.OUTCOME
         assert len(made) == 1
         await engine.answer(asked.interrupt_id, Answer.HAPPENED)
+
+
+async def test_a_payment_that_is_still_there_is_asked_about_though_another_was_refunded(
+    url: str, zoo: ToolZoo
+) -> None:
+    """R-5.7, R-9.4: two retries had paid, the second one as a person wished. When the first one's
+    payment was refunded a third retry paid once more, unasked."""
+    paid, refunds = list[int](), list[Any]()
+
+    def refund(performed: Performed) -> None:
+        refunds.append(performed.output)
+
+    @tool(side_effect="external", idempotent=False, timeout_s=60, compensate=refund)
+    async def order(amount: int) -> int:
+        """Order; a second execution orders again."""
+        del amount
+        paid.append(len(paid) + 1)
+        return len(paid)
+
+    zoo.registry.add(order)
+    beside: dict[str, Any] = {"options": {"multitask_strategy": "optimistic"}}
+    async with flow(url, [payer("order", asks=True)], zoo) as engine:
+        run_id, _ = await cut_off(engine)
+        first = await retried(engine, run_id)
+        await engine.wait_waiting(first)
+        second = await retried(engine, run_id, **beside)
+        (asked,) = await engine.wait_waiting(second)
+        await engine.answer(asked.interrupt_id, Answer.RETRY)
+        await engine.wait_until(second, lambda row: row.hot.step_index == 1)
+        await engine.wait_waiting(second)
+        await engine.cancel(second)
+        await engine.wait_terminal(second)
+        await engine.cancel(first, options=COMPENSATE)
+        await engine.wait_terminal(first)
+        assert (paid, refunds) == ([1, 2], [1])
+        (asked,) = await engine.wait_waiting(await retried(engine, run_id, **beside))
+        assert (asked.kind, paid) == (InterruptKind.OUTCOME, [1, 2])
+
+
+async def test_a_redrive_does_not_ask_about_a_failed_call_that_a_plain_retry_leaves(
+    url: str, zoo: ToolZoo
+) -> None:
+    """R-5.7, R-10.3: the older retry has not begun, and will not make the call anew."""
+    made = list[str]()
+
+    @tool(side_effect="external", idempotent=False, timeout_s=60, compensation="by hand")
+    async def order(context: ToolContext) -> str:
+        """Order, when it is not the first time."""
+        made.append(context.run_id)
+        if len(made) == 1:
+            raise ToolError("closed")
+        return "ordered"
+
+    zoo.registry.add(order)
+
+    def decide(context: PlannerContext) -> Decision:
+        if context.step_index == 0:
+            return call("order")
+        return Finish(answer="done") if context.facts.retry_of else GiveUp(reason="no")
+
+    async with flow(url, [scripted("payer", decide, tools=unasked("order"))], zoo) as engine:
+        first = await engine.submit("payer")
+        await engine.wait_terminal(first)
+        later = await engine.core.reader.now() + timedelta(hours=1)
+        await retried(engine, first, options={"after": later.isoformat()})
+        beside = {"multitask_strategy": "optimistic"}
+        second = await retried(engine, first, redrive=True, options=beside)
+        row = await engine.wait_until(second, lambda row: row.hot.state in STOPPED)
+        assert (row.hot.state, made) == (RunState.SUCCEEDED, [first, second])

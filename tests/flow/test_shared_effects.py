@@ -10,8 +10,9 @@ from perdure.protocol.errors import Conflict
 from perdure.protocol.runs import next_actions
 from perdure.protocol.states import Answer, NextAction, RunState, ToolCallStatus
 from perdure.store.requests import RetentionRule
-from perdure.testing.embedded import call, scripted
+from perdure.testing.embedded import call, scripted, unasked
 from perdure.testing.tools import ToolZoo
+from perdure.tools import Performed, ToolContext, ToolError, tool
 from tests.flow.till import (
     COMPENSATE,
     Till,
@@ -266,3 +267,40 @@ async def test_what_was_undone_is_known_when_its_history_is_gone(url: str, zoo: 
         assert (await engine.run(second)).hot.retained_from_seq > 1
         family = await undone_elsewhere(Kin(engine.core), (await engine.run(first)).facts)
         assert family == {till.charges[0]: "succeeded"}
+
+
+async def test_a_plain_retry_does_not_hold_a_failed_call_that_a_redrive_makes(
+    url: str, zoo: ToolZoo
+) -> None:
+    """R-9.4, R-10.3: it asks, and will never make the call; the redrive's payment stayed."""
+    works, bought, refunds = list[bool](), list[str](), list[str]()
+
+    def refund(performed: Performed) -> None:
+        refunds.append(performed.effect_key)
+
+    @tool(side_effect="external", idempotent=True, timeout_s=60, compensate=refund)
+    async def buy(context: ToolContext) -> str:
+        """Buy, when the shop is open."""
+        if not works:
+            raise ToolError("closed")
+        bought.append(context.effect_key)
+        return "bought"
+
+    zoo.registry.add(buy)
+
+    def decide(context: PlannerContext) -> Decision:
+        if context.step_index == 0:
+            return call("buy")
+        return Ask(title="?") if context.facts.retry_of else GiveUp(reason="no")
+
+    async with flow(url, [scripted("buyer", decide, tools=unasked("buy"))], zoo) as engine:
+        first = await engine.submit("buyer")
+        await engine.wait_terminal(first)
+        await engine.wait_waiting(await retried(engine, first))
+        works.append(True)
+        beside = {"multitask_strategy": "optimistic"}
+        second = await retried(engine, first, redrive=True, options=beside)
+        await engine.wait_waiting(second)
+        await engine.cancel(second, options=COMPENSATE)
+        assert await effects_of(engine, second) == {"buy": ("succeeded", "succeeded")}
+        assert refunds == bought

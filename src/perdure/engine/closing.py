@@ -16,11 +16,10 @@ from perdure.engine.origin import retried
 from perdure.engine.ports import LocalStep, Place, ToolInvocation, ToolOutcome, ToolRunner
 from perdure.engine.results import Known, add_result, runtime_result
 from perdure.engine.snapshot import OpenCall, is_side_effect
-from perdure.engine.undone import calls_of
+from perdure.engine.undone import LEFT, calls_of, has_left
 from perdure.engine.view import RunView
-from perdure.protocol.events import ErrorEvent, ResultEvent, ResumeEvent
+from perdure.protocol.events import ErrorEvent, ResumeEvent
 from perdure.protocol.failures import Failure, FailureCode, Stage
-from perdure.protocol.log import DamagedEvent
 from perdure.protocol.records import ToolCallRow
 from perdure.protocol.states import (
     AttemptEnd,
@@ -37,15 +36,6 @@ from perdure.store.requests import TimerKind
 
 EFFECTS_TOLD_MAX = 1000
 _ENDS = frozenset({TimerKind.CLOSE, TimerKind.DEADLINE})
-_LEFT = frozenset(
-    {
-        ToolCallStatus.SUCCEEDED,
-        ToolCallStatus.PARTIAL,
-        ToolCallStatus.TIMED_OUT,
-        ToolCallStatus.UNKNOWN,
-    }
-)
-"""Outcomes of calls whose effect is, or may be, in the world."""
 
 CANCELLED = Failure(
     code=FailureCode.RUN_CANCELLED, reason="the run was cancelled", stage=Stage.RUNTIME
@@ -211,7 +201,7 @@ def _effect(call: OpenCall, outcome: ToolOutcome, *, undoes: bool) -> dict[str, 
         "external_ref": outcome.result.external_ref or call.external_ref,
     }
     if undoes:
-        told["compensation"] = "none" if outcome.result.status in _LEFT else "not_needed"
+        told["compensation"] = "none" if outcome.result.status in LEFT else "not_needed"
     return told
 
 
@@ -237,21 +227,6 @@ async def finished_effects(core: Core, view: RunView) -> list[dict[str, JsonValu
             if len(effects) == EFFECTS_TOLD_MAX:
                 return effects
     return effects
-
-
-async def has_left(core: Core, row: ToolCallRow) -> bool:
-    """Tell whether a call's effect is, or may be, in the world: also when its result was refused."""
-    if not is_side_effect(row.side_effect) or row.status is not ToolCallStatus.FAILED:
-        return is_side_effect(row.side_effect) and row.status in _LEFT
-    found = await core.reader.events_after(row.run_id, (row.result_seq or 1) - 1, limit=1)
-    for event in found:
-        try:
-            data = event.data
-        except DamagedEvent:
-            return True
-        if isinstance(data, ResultEvent) and data.error is not None:
-            return data.error.code is FailureCode.TOOL_RESULT_INVALID
-    return False
 
 
 def effect_of(row: ToolCallRow) -> dict[str, JsonValue]:

@@ -4,7 +4,8 @@ A run that nobody holds and whose closing is due is taken by the worker that fin
 a time, the last one first: `started` is durable before the tool's `compensate` runs, and what came
 of it afterwards. The commit that starts one also moves the run's closing timer behind the time
 that the try may take: until then no other worker looks at the run, afterwards any may take it
-over. The commit compares the run's last seq, so of two workers one begins.
+over. The commit compares the run's last seq, so of two workers one begins. It names the worker,
+which knows a try for its own by that when the store's answer is lost.
 
 A try whose end is not recorded was cut off: its outcome is not known, as that of a call (R-5.7).
 It is run again, with the same key, when the tool says that this has no second effect; otherwise it
@@ -34,7 +35,7 @@ from perdure.engine.undoing import Undo, performed, read_undoing
 from perdure.engine.undone import asks_to_compensate
 from perdure.engine.values import keep, short
 from perdure.engine.view import RunView
-from perdure.protocol.errors import PerdureError, Unavailable
+from perdure.protocol.errors import PerdureError, StoreFull, Unavailable
 from perdure.protocol.events import CompensationEvent, CompensationStatus
 from perdure.protocol.failures import Failure, FailureCode, Stage
 from perdure.protocol.runs import RunRow
@@ -66,6 +67,7 @@ class Compensator:
 
     core: Core
     tools: ToolRunner
+    worker_id: str
     _busy: set[str] = field(default_factory=set[str])
     _group: anyio.abc.TaskGroup | None = None
     _draining: bool = False
@@ -95,8 +97,9 @@ class Compensator:
 
     async def _take(self, run_id: str) -> None:
         done_at: dict[tuple[str, int], datetime] = {}
+        whose = self.core, self.tools, self.worker_id
         try:
-            while not self._draining and await _Turn(self.core, self.tools, run_id, done_at).take():
+            while not self._draining and await _Turn(*whose, run_id, done_at).take():
                 pass
         except (PerdureError, Damaged, Incompatible) as error:
             log.warning("run %s: undoing what it did waits for a sweep: %s", run_id, error)
@@ -120,6 +123,7 @@ class _Turn:
 
     core: Core
     tools: ToolRunner
+    worker_id: str
     run_id: str
     done_at: dict[tuple[str, int], datetime]
     view: RunView = field(init=False)
@@ -178,9 +182,7 @@ class _Turn:
     ) -> bool:
         """Begin a try and see it to its end; False when the next one is not to be begun here."""
         sent = self.core.clock.monotonic()
-        draft = self._draft(self._window_s(item))
-        draft.add(_event(item, number, "started", self.run_id))
-        if not await self._write(draft):
+        if not await self._begin(item, number):
             await anyio.sleep(BUSY_PAUSE_S)
             return True
         kept = await self._kept_from(item)
@@ -200,6 +202,25 @@ class _Turn:
         result = outcome.result
         status: _Ended = _STATUS.get(result.status, "unknown")
         return await self._end(item, number, status, result.error, result, begun=outcome.begun)
+
+    async def _begin(self, item: Undo, number: int) -> bool:
+        """Write that a try begins, and tell whether it is this worker's: also when the store's answer
+        is lost, or says of the same commit, sent again, that somebody was first.
+        """
+        started = _event(item, number, "started", self.run_id)
+        started = started.model_copy(update={"detail": {"worker": self.worker_id}})
+        draft = self._draft(self._window_s(item))
+        seq = draft.add(started)
+        for failed in range(WRITES_MAX):
+            await anyio.sleep(min(PAUSE_S * failed, PAUSE_S_MAX))
+            try:
+                if not failed and await self._write(draft):
+                    return True
+                found = await self.core.reader.events_after(self.run_id, seq - 1, limit=1)
+                return bool(found) and found[0].data == started
+            except (Unavailable, StoreFull) as outage:
+                log.info("run %s: whether undoing has begun waits: %s", self.run_id, outage)
+        return False
 
     async def _end(
         self,
@@ -251,7 +272,7 @@ class _Turn:
                 draft.add(told)
                 if await self._write(draft):
                     break
-            except Unavailable as outage:
+            except (Unavailable, StoreFull) as outage:
                 log.info("run %s: what came of undoing waits: %s", self.run_id, outage)
         else:
             log.error("run %s: what came of undoing %s is lost", self.run_id, item.call.tool)

@@ -6,23 +6,13 @@ the same call: the first one makes it, and every other asks a person before it d
 
 from collections.abc import Collection
 
-from perdure.engine.closing import has_left
 from perdure.engine.kin import Kin
 from perdure.engine.origin import ORIGINS_MAX
 from perdure.engine.snapshot import OpenCall
+from perdure.engine.undone import MAY_HAVE_ACTED, has_left
 from perdure.protocol.runs import RunFacts
 from perdure.protocol.states import TERMINAL, RunState, ToolCallStatus
 
-MAY_HAVE_HAPPENED = frozenset(
-    {
-        ToolCallStatus.RUNNING,
-        ToolCallStatus.PENDING,
-        ToolCallStatus.SUCCEEDED,
-        ToolCallStatus.PARTIAL,
-        ToolCallStatus.TIMED_OUT,
-        ToolCallStatus.UNKNOWN,
-    }
-)
 _TO_BE_MADE = frozenset({ToolCallStatus.PROPOSED, ToolCallStatus.AWAITING_APPROVAL})
 
 
@@ -33,7 +23,8 @@ async def made_elsewhere(
 
     The runs that this one goes on from do not count: what became of their calls is known from what
     is taken over. Nor does a younger run that has not begun: it will find this one. So of two that
-    take a call over at the same time one or both ask, and no two make it unasked.
+    take a call over at the same time one or both ask, and no two make it unasked. What another has
+    made and had undone itself is not there any more.
     """
     wanted = {call.effect_key for call in inherited if not call.repeatable}
     if not wanted:
@@ -48,27 +39,17 @@ async def made_elsewhere(
         calls = await kin.calls_of(run_id)
         begins_later = state is RunState.PENDING and run_id > facts.run_id
         if goes_on and not calls.has_any and not begins_later:
-            found |= await _to_be_taken_over(kin, other.facts)
+            for call in await kin.to_be_taken_over(other.facts):
+                if not await is_forked_off(kin, other.facts, call.run_id):
+                    found.add(call.effect_key)
         for call in (*calls.effects, *calls.once):
-            may_have = call.status in MAY_HAVE_HAPPENED
+            if call.effect_key not in wanted:
+                continue
+            may_have = call.status in MAY_HAVE_ACTED or await has_left(kin.core, call)
             may_come = goes_on and call.status in _TO_BE_MADE
-            if call.effect_key in wanted and (
-                may_have or may_come or await has_left(kin.core, call)
-            ):
+            if may_come or (may_have and not await kin.has_undone(other, call)):
                 found.add(call.effect_key)
     return frozenset(found & wanted)
-
-
-async def _to_be_taken_over(kin: Kin, facts: RunFacts) -> set[str]:
-    """Return the keys that a run which has made no call yet comes by with its history."""
-    found: set[str] = set()
-    for shared in await kin.history_of(facts):
-        calls = await kin.calls_of(shared.facts.run_id)
-        of_it = (*calls.effects, *calls.once)
-        keys = {call.effect_key for call in of_it if call.action_seq <= shared.until}
-        if keys and not await is_forked_off(kin, facts, shared.facts.run_id):
-            found |= keys
-    return found
 
 
 async def is_forked_off(kin: Kin, facts: RunFacts, run_id: str) -> bool:

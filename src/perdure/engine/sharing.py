@@ -13,7 +13,7 @@ from perdure.engine.origin import OriginGone, Shared, origins_of
 from perdure.engine.snapshot import is_side_effect
 from perdure.engine.standing import GONE
 from perdure.engine.undone import (
-    TOOK_EFFECT,
+    MAY_HAVE_ACTED,
     asks_to_compensate,
     calls_of,
     children_of,
@@ -23,19 +23,15 @@ from perdure.protocol.errors import Conflict
 from perdure.protocol.failures import Failure, FailureCode, Stage
 from perdure.protocol.records import ToolCallRow
 from perdure.protocol.runs import RunFacts, RunRow
-from perdure.protocol.states import TERMINAL, ToolCallStatus
+from perdure.protocol.states import TERMINAL
 
 TOLD_MAX = 20
-_MAY_HAVE_ACTED = TOOK_EFFECT | {
-    ToolCallStatus.RUNNING,
-    ToolCallStatus.PENDING,
-    ToolCallStatus.TIMED_OUT,
-    ToolCallStatus.UNKNOWN,
-}
 
 
 async def check_not_undone(core: Core, history: Sequence[Shared]) -> None:
-    """Raise Conflict when a call of a history, or of a child that it has, began or is to be undone."""
+    """Raise Conflict when a call of a history, or of a child that it has, began or is to be undone, or
+    may be: by a relative that cannot be read.
+    """
     kin = Kin(core)
     undone = [call async for call in _to_be_undone(kin, history)]
     undone += [call async for call in _undone_in(kin, history)]
@@ -45,10 +41,18 @@ async def check_not_undone(core: Core, history: Sequence[Shared]) -> None:
             " start a new run",
             details={"undone": undone[:TOLD_MAX]},
         )
+    if kin.is_part and await _has_done(kin, history):
+        raise Conflict(
+            "a run that shares this history cannot be read, and may have undone what was done in it:"
+            " repair that one first, go on from a checkpoint before, or start a new run"
+        )
 
 
 async def undone_meanwhile(core: Core, facts: RunFacts) -> Failure | None:
-    """Return why a run cannot begin: what it goes on from was undone while it was made."""
+    """Return why a run cannot begin: what it goes on from was undone while it was made.
+
+    A relative that cannot be read since then stops nobody here.
+    """
     try:
         history = await origins_of(core.reader, facts)
     except OriginGone:
@@ -108,22 +112,35 @@ async def _gone_in(
     kin: Kin, shared: Shared, undone: dict[str, str], line: frozenset[str]
 ) -> AsyncIterator[str]:
     if GONE.intersection(undone.values()):
-        for call in (await kin.calls_of(shared.facts.run_id)).effects:
-            is_finished = call.result_seq is not None and call.result_seq <= shared.until
-            is_done = is_finished and call.status in TOOK_EFFECT
-            if is_done and undone.get(call.effect_key) in GONE:
+        for call in await kin.done_in(shared):
+            if undone.get(call.effect_key) in GONE:
                 yield call.tool_call_id
     async for child in _children_in(kin, shared):
-        whole = Shared(facts=child.facts, until=child.hot.last_seq)
+        whole = _whole(child)
         below = line | {child.facts.run_id}
         around = await undone_elsewhere(kin, child.facts, below)
         async for call_id in _gone_in(kin, whole, around, below):
             yield call_id
 
 
+async def _has_done(kin: Kin, history: Sequence[Shared]) -> bool:
+    """Tell whether a call of a history, or of a run below it, took effect."""
+    for shared in history:
+        if await kin.done_in(shared):
+            return True
+        async for child in _children_in(kin, shared):
+            if await _has_done(kin, [_whole(child)]):
+                return True
+    return False
+
+
+def _whole(row: RunRow) -> Shared:
+    return Shared(facts=row.facts, until=row.hot.last_seq)
+
+
 async def _effects_in(kin: Kin, shared: Shared) -> AsyncIterator[str]:
     for call in (await kin.calls_of(shared.facts.run_id)).effects:
-        if call.action_seq <= shared.until and call.status in _MAY_HAVE_ACTED:
+        if call.action_seq <= shared.until and call.status in MAY_HAVE_ACTED:
             yield call.tool_call_id
     async for child in _children_in(kin, shared):
         yield child.facts.run_id
@@ -172,4 +189,4 @@ async def check_nothing_behind(core: Core, place: Shared, history: Sequence[Shar
 
 
 def _may_have_acted(call: ToolCallRow) -> bool:
-    return call.status in _MAY_HAVE_ACTED and is_side_effect(call.side_effect)
+    return call.status in MAY_HAVE_ACTED and is_side_effect(call.side_effect)

@@ -44,6 +44,7 @@ async def standing_of(kin: Kin, run: RunRow, undoer: RunRow) -> Standing:
     Where a relative cannot be read all are held: it may stand on them.
     """
     found = Standing()
+    kin.is_part = False  # of others that were read before
     line = {run.facts.run_id, *(one.facts.run_id for one in await kin.above(run))}
     for other in await kin.family_of(run.facts):
         if other.facts.run_id == run.facts.run_id:
@@ -89,14 +90,10 @@ async def _held(kin: Kin, other: RunRow) -> set[str]:
         return set()
     own = await kin.calls_of(other.facts.run_id)
     keys = {call.effect_key for call in own.effects if call.status in STANDS}
-    is_coming = other.hot.state not in TERMINAL and not own.has_any
     for shared in await kin.history_of(other.facts):
-        for call in (await kin.calls_of(shared.facts.run_id)).effects:
-            is_finished = call.result_seq is not None and call.result_seq <= shared.until
-            is_shared = is_finished and call.status in TOOK_EFFECT
-            is_inherited = call.action_seq <= shared.until and not is_shared
-            if is_shared or (is_inherited and is_coming):
-                keys.add(call.effect_key)
+        keys |= {call.effect_key for call in await kin.done_in(shared)}
+    if other.hot.state not in TERMINAL and not own.has_any:
+        keys |= {call.effect_key for call in await kin.to_be_taken_over(other.facts)}
     return keys
 
 

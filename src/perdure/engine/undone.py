@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from perdure.engine.core import Core
-from perdure.protocol.events import CancelEvent, CompensationEvent, StateEvent
+from perdure.engine.snapshot import is_side_effect
+from perdure.protocol.events import CancelEvent, CompensationEvent, ResultEvent, StateEvent
 from perdure.protocol.failures import FailureCode
 from perdure.protocol.log import DamagedEvent
 from perdure.protocol.records import ToolCallRow
@@ -15,6 +16,10 @@ from perdure.store.reader import RunFilter
 
 PAGE = 500
 TOOK_EFFECT = frozenset({ToolCallStatus.SUCCEEDED, ToolCallStatus.PARTIAL})
+LEFT = TOOK_EFFECT | {ToolCallStatus.TIMED_OUT, ToolCallStatus.UNKNOWN}
+"""Outcomes of calls whose effect is, or may be, in the world."""
+MAY_HAVE_ACTED = LEFT | {ToolCallStatus.RUNNING, ToolCallStatus.PENDING}
+"""Where a call stands whose effect is, may be, or may come to be in the world."""
 WORDS = ("not_started", "failed", "unknown", "succeeded")
 """What can have become of undoing a call, by how much may have been done."""
 
@@ -164,3 +169,18 @@ async def calls_of(core: Core, run_id: str) -> AsyncIterator[ToolCallRow]:
         if len(page) < PAGE:
             break
         after = (page[-1].step_index, page[-1].ordinal)
+
+
+async def has_left(core: Core, row: ToolCallRow) -> bool:
+    """Tell whether a call's effect is, or may be, in the world: also when its result was refused."""
+    if not is_side_effect(row.side_effect) or row.status is not ToolCallStatus.FAILED:
+        return is_side_effect(row.side_effect) and row.status in LEFT
+    found = await core.reader.events_after(row.run_id, (row.result_seq or 1) - 1, limit=1)
+    for event in found:
+        try:
+            data = event.data
+        except DamagedEvent:
+            return True
+        if isinstance(data, ResultEvent) and data.error is not None:
+            return data.error.code is FailureCode.TOOL_RESULT_INVALID
+    return False

@@ -112,7 +112,7 @@ class Worker:
             on_late=self._late.keep,
             on_cleared=self._look_again,
         )
-        compensator = Compensator(self.core, self.tools)
+        compensator = Compensator(self.core, self.tools, self.worker_id)
         async with anyio.create_task_group() as services:
             services.start_soon(committer.run)
             services.start_soon(self.heartbeat.run, self)

@@ -180,8 +180,9 @@ def _compensation(data: dict[str, JsonValue]) -> str:
     if isinstance(error, dict):
         again = ", is tried again" if data.get("again") else ""
         return f"{call} {status}{again}: {_failure(error)}"
-    detail = "" if data.get("detail") is None else f": {value_text(data.get('detail'))}"
-    return f"{call} {status}{detail}"
+    if status == "started" or data.get("detail") is None:
+        return f"{call} {status}"
+    return f"{call} {status}: {value_text(data.get('detail'))}"
 
 
 def _handoff(data: dict[str, JsonValue]) -> str:

@@ -303,7 +303,8 @@ class CompensationEvent(Stored):
     of it.
 
     `key` is the idempotency key of the compensation, the same for every try, `number` which try
-    it is. `again`: it is tried once more. `run_id` is set when the call is that of a run below.
+    it is. `detail` is what the tool returned; of a `started`, who began it. `again`: it is tried
+    once more. `run_id` is set when the call is that of a run below.
     A try whose `begun` is false ended before anything of the tool ran: it uses up none.
     """
 

@@ -109,7 +109,7 @@ FIELD_NOTES: dict[str, str] = {
     "cancel.discard_artifacts": "the run's artifacts are to be discarded when it ends",
     "compensation.again": "it failed, and is tried once more",
     "compensation.begun": "false: nothing of the tool ran, so the try uses up none",
-    "compensation.detail": "what the tool returned when it undid the call",
+    "compensation.detail": "what the tool returned when it undid the call; at its start, the worker",
     "compensation.error": "why it was not undone, or is not known to be",
     "compensation.key": "idempotency key of the compensation, the same for every try",
     "compensation.number": "which try it is, from 1",

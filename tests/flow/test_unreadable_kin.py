@@ -1,0 +1,111 @@
+"""What is not known of the effects of a relative whose row cannot be read (R-7.7, R-9.4)."""
+
+from typing import Any
+
+import pytest
+
+from perdure.engine.context import PlannerContext
+from perdure.protocol.decisions import Ask, ChildRequest, Decision, Spawn
+from perdure.protocol.errors import Conflict
+from perdure.protocol.states import InterruptKind, RunState
+from perdure.store.reader import RunFilter
+from perdure.testing.embedded import call, embedded, scripted
+from perdure.testing.tools import ToolZoo
+from tests.flow.rows import Rows
+from tests.flow.till import (
+    COMPENSATE,
+    Till,
+    follows,
+    forked,
+    key_of,
+    retried,
+    two_on_one_key,
+)
+from tests.flow.world import database_at
+
+STOPPED = {RunState.SUCCEEDED, RunState.WAITING_HUMAN}
+LOST = "UPDATE runs SET options = ! WHERE run_id = ?"
+
+
+async def test_an_unreadable_relative_of_one_child_holds_nothing_of_another(
+    url: str, zoo: ToolZoo
+) -> None:
+    """R-9.4: no payment was refunded of the children that were read after the one it is of."""
+    till = Till()
+    zoo.registry.add(*till.tools(zoo))
+    both = tuple(ChildRequest(agent_id="buyer", key=key) for key in "ab")
+    script = (Spawn(children=both), Ask(title="?"))
+
+    def decide(context: PlannerContext) -> Decision:
+        return script[min(len(context.turns), 1)]
+
+    agents = [follows(call("charge")), scripted("boss", decide)]
+    async with (
+        database_at(url) as database,
+        embedded(database, agents, tools=zoo.registry) as engine,
+    ):
+        parent = await engine.submit("boss")
+        await engine.wait_waiting(parent)
+        where = RunFilter(parent_run_id=parent)
+        first, second = await engine.core.reader.list_runs(None, where, after=None, limit=9)
+        beside = await forked(engine, first.facts.run_id)
+        await engine.wait_terminal(beside)
+        Rows(url).damage(LOST, beside, b"{")
+        await engine.cancel(parent, options=COMPENSATE)
+        await engine.wait_terminal(parent)
+        assert till.refunds == [await key_of(engine, second.facts.run_id)]
+
+
+async def test_nothing_goes_on_from_what_a_run_may_have_undone_that_cannot_be_read(
+    url: str, zoo: ToolZoo
+) -> None:
+    """R-9.4, R-10.3: a retry counted on a payment that a fork, unreadable since, had refunded."""
+    till = Till(hangs=True)
+    zoo.registry.add(*till.tools(zoo))
+    agents = [follows(call("charge"), Ask(title="?"))]
+    async with (
+        database_at(url) as database,
+        embedded(database, agents, tools=zoo.registry) as engine,
+    ):
+        first, beside = await two_on_one_key(engine, zoo)
+        (at, *_) = await engine.core.reader.list_checkpoints(first, before=None, limit=9)
+        till.hangs = False
+        for run_id in (first, beside):
+            await engine.wait_waiting(run_id)
+        await engine.cancel(first)
+        await engine.wait_terminal(first)
+        await engine.cancel(beside, options=COMPENSATE)
+        await engine.wait_terminal(beside)
+        assert till.refunds == till.charges
+        Rows(url).damage(LOST, beside, b"{")
+        with pytest.raises(Conflict, match="cannot be read"):
+            await retried(engine, first)
+        made = await retried(engine, first, checkpoint_id=at.checkpoint_id)
+        (asked,) = await engine.wait_waiting(made)
+        assert asked.kind is InterruptKind.OUTCOME
+
+
+async def test_nobody_is_asked_about_a_call_without_a_side_effect(url: str, zoo: ToolZoo) -> None:
+    """R-5.7: a fork that could not be read made a person say whether a look had happened."""
+    zoo.registry.add(*Till().tools(zoo))
+    agents = [follows(call("look"))]
+    async with (
+        database_at(url) as database,
+        embedded(database, agents, tools=zoo.registry) as engine,
+    ):
+        first = await engine.submit("buyer", breakpoints=[{"at": "before_tool"}])
+        await engine.wait_waiting(first)
+        (at, *_) = await engine.core.reader.list_checkpoints(first, before=None, limit=9)
+        await engine.cancel(first)
+        await engine.wait_terminal(first)
+        goes_on: dict[str, Any] = {
+            "checkpoint_id": at.checkpoint_id,
+            "options": {"breakpoints": []},
+        }
+        beside = await forked(engine, first, **goes_on)
+        await engine.wait_terminal(beside)
+        Rows(url).damage(LOST, beside, b"{")
+        row = await engine.wait_until(
+            await retried(engine, first, **goes_on), lambda row: row.hot.state in STOPPED
+        )
+        assert row.hot.state is RunState.SUCCEEDED
