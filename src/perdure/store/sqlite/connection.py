@@ -114,7 +114,10 @@ def wait_for_file(action: Callable[[], object], deadline_s: float = BUSY_DEADLIN
 
 def is_busy(error: sqlite3.Error) -> bool:
     """Tell whether another connection was in the way."""
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in {
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_LOCKED,
+    }
 
 
 class BrokenRow(tuple[Any, ...]):
