@@ -121,7 +121,7 @@ def test_fields_that_outlive_their_runs_hold_what_the_books_say() -> None:
     ("name", "seed", "store"),
     [
         ("update-lost", 8, "memory"),
-        ("update-lost", 8, "sqlite"),
+        ("update-lost", 10, "sqlite"),
         ("left-twice", 15, "memory"),
         ("left-twice", 1, "sqlite"),
     ],
