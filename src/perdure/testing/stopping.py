@@ -25,13 +25,18 @@ SELECT count(*) FROM pg_stat_activity
 
 
 async def stop_between_writes(url: str, send: Callable[[signal.Signals], None]) -> None:
-    """Send SIGSTOP, and take it back as long as the process holds a lock of the database."""
+    """Send SIGSTOP, and take it back as long as the process holds a lock of the database.
+
+    Each time it is given longer to end its transaction: a machine may be too busy for less.
+    """
+    pause_s = 0.01
     while True:
         send(signal.SIGSTOP)
         if not await holds_a_lock(url):
             return
         send(signal.SIGCONT)
-        await anyio.sleep(0.01)
+        await anyio.sleep(pause_s)
+        pause_s = min(1.0, 2 * pause_s)
 
 
 async def holds_a_lock(url: str) -> bool:
