@@ -162,8 +162,19 @@ async def test_a_cursor_that_is_no_seq_is_malformed(world: World, cursor: str) -
     path = f"/v1/runs/{run['run_id']}/events"
     answer = await world.http.get(path, headers=[(b"Last-Event-ID", cursor.encode())])
     assert (answer.status_code, answer.json()["field"]) == (400, "Last-Event-ID")
-    answer = await world.http.get(path, params={"after": cursor})
-    assert answer.status_code in {400, 422}
+    for headers in ({}, {"Last-Event-ID": "1"}):
+        answer = await world.http.get(path, params={"after": cursor}, headers=headers)
+        assert answer.status_code in {400, 422}
+
+
+async def test_a_place_that_is_none_is_malformed_beside_one_that_is(world: World) -> None:
+    run = await world.start("echo", wait=5)
+    answer = await world.http.get(
+        f"/v1/threads/{run['thread_id']}/events",
+        params={"after": "abc"},
+        headers={"Last-Event-ID": "t1.0", "Accept": "application/json"},
+    )
+    assert (answer.status_code, answer.json()["field"]) == (400, "after")
 
 
 async def test_a_cursor_of_the_future_says_that_history_was_reset(world: World) -> None:

@@ -168,13 +168,11 @@ def _quality(ranges: Sequence[tuple[str, float]], media_type: str) -> float:
 
 
 def event_cursor(last_event_id: str | None, after: str | None) -> int:
-    """Return the seq to go on after; the header wins. Raises Malformed for what is no seq."""
+    """Return the seq to go on after; the header wins. Raises Malformed where one of them is no seq."""
     for text, field in ((last_event_id, "Last-Event-ID"), (after, "after")):
-        if text:
-            if not (text.isascii() and text.isdigit() and len(text) <= 18):
-                raise Malformed("not the seq of an event", field=field)
-            return int(text)
-    return 0
+        if text and not (text.isascii() and text.isdigit() and len(text) <= 18):
+            raise Malformed("not the seq of an event", field=field)
+    return int(last_event_id or after or 0)
 
 
 def trace_of(request: Request) -> str | None:

@@ -95,13 +95,15 @@ class ThreadPage:
 
 
 async def thread_start(
-    service: Service, principal: Principal, thread_id: str, place: str, *, field: str = "after"
+    service: Service, principal: Principal, thread_id: str, after: str, *, last_event_id: str = ""
 ) -> ThreadStart:
-    """Return where to begin behind a place, "" for the start of the thread.
+    """Return where to begin behind a place, "" for the start of the thread; the header wins.
 
     Raises NotFound, Gone, Malformed (no place), HistoryReset (not of this thread, or beyond its events).
     """
-    wanted = read_place(place or "t1.0", field)
+    wanted = read_place(after or "t1.0", "after")
+    if last_event_id:
+        wanted = read_place(last_event_id, "Last-Event-ID")
     thread = await own_thread(service, principal, thread_id)
     if wanted.known > thread.last_position:
         raise HistoryReset("the cursor is beyond the end of this thread; read it from the start")

@@ -253,9 +253,8 @@ async def follow_thread(
     """Return the events of every run of the thread, those to come as well: in order within each
     run, each with its `run_id`. The stream's `id` is a place to resume from, to be sent back as it
     is; the stream does not end by itself. Subscribing never starts, changes or holds a run."""
-    place, field = (last_event_id, "Last-Event-ID") if last_event_id else (after or "", "after")
     start = await thread_events.thread_start(
-        call.service, call.principal, thread_id, place, field=field
+        call.service, call.principal, thread_id, after or "", last_event_id=last_event_id or ""
     )
     if wants_stream(accept, default=True):
         return EventStream(lambda: thread_events.follow(call.service, start), call.state.streams)
