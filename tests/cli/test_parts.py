@@ -87,6 +87,18 @@ def test_content_that_could_steer_a_terminal_is_not_printed_on_one() -> None:
             os.close(theirs)
 
 
+def test_a_wait_ends_when_a_child_waits_for_a_person(perdure: Program) -> None:
+    """R-13.5: what is asked below can be answered at once; what is cancelled asks nobody."""
+    done = perdure("run", "leaves_to_rests", *HERE)
+    assert done.code == ExitCode.WAITING_FOR_HUMAN
+    (asked,) = done.json["open_interrupts"]
+    assert perdure("interrupts", "resolve", asked, "--approve").code == 0
+    again = perdure("runs", "wait", done.json["run_id"], *HERE)
+    assert (again.code, again.json["open_interrupts"] != [asked]) == (3, True)
+    perdure("runs", "cancel", done.json["run_id"])
+    assert perdure("runs", "wait", done.json["run_id"], *HERE).code == ExitCode.RUN_FAILED
+
+
 def test_the_result_of_a_call_is_told_by_callback(perdure: Program) -> None:
     """R-5.10: the same result again changes nothing, another one is refused."""
     run_id = perdure("run", "mails", "--timeout", "0.5", *HERE).json["run_id"]
@@ -94,7 +106,7 @@ def test_the_result_of_a_call_is_told_by_callback(perdure: Program) -> None:
     for _ in range(20):  # on a slow machine another command's worker goes on with it
         if waits in perdure("runs", "events", run_id).out:
             break
-        perdure("run", "helper", *HERE)
+        perdure("runs", "wait", run_id, "--timeout", "0.5", *HERE)
     assert waits in perdure("runs", "events", run_id).out
     call_id = perdure("runs", "show", run_id).out.split()[-1]
     assert perdure("runs", "callback", call_id).code == ExitCode.USAGE

@@ -47,6 +47,36 @@ def test_a_run_that_waits_for_a_person_ends_the_wait_with_3(perdure: Program) ->
     assert (done.code, done.json["status"]) == (3, "INPUT_REQUIRED")
 
 
+def test_a_run_that_was_started_elsewhere_is_waited_for(perdure: Program) -> None:
+    """And carried out, if asked: the exit code says what came of it, as with `run --wait`."""
+    perdure("run", "echo", *HERE)
+    run_id = perdure("run", "asks", "--json").json["run_id"]
+    wait = ("runs", "wait", run_id)
+    assert perdure(*wait, "--timeout", "0").code == ExitCode.TIMED_OUT
+    assert perdure(*wait, *HERE).code == ExitCode.WAITING_FOR_HUMAN
+    assert perdure(*wait).code == ExitCode.WAITING_FOR_HUMAN
+    (asked,) = perdure("interrupts", "list", "--json").json["items"]
+    perdure("interrupts", "resolve", asked["interrupt_id"], "--respond", '"red"')
+    assert perdure(*wait, "--timeout", "0").code == ExitCode.TIMED_OUT
+    done = perdure(*wait, "--json", *HERE)
+    assert (done.code, done.json["answer"]) == (0, "red")
+    assert perdure(*wait).code == ExitCode.OK
+    failed = perdure("run", "fails", "--json").json["run_id"]
+    assert perdure("runs", "wait", failed, *HERE).code == ExitCode.RUN_FAILED
+
+
+def test_a_wait_that_cannot_end_well_is_refused(perdure: Program) -> None:
+    """Before a database or a worker is made."""
+    nobody = ("runs", "wait", "run_" + "0" * 32)
+    assert perdure(*nobody, *HERE).code == ExitCode.NOT_FOUND
+    assert not (perdure.folder / ".perdure").exists()
+    run_id = perdure("run", "echo", "--json", *HERE).json["run_id"]
+    assert perdure(*nobody, *HERE).code == ExitCode.NOT_FOUND
+    assert perdure("runs", "wait", run_id, "--agents", REFERENCE).code == ExitCode.USAGE
+    refused = perdure("runs", "wait", run_id, "--here")
+    assert (refused.code, "does not serve echo" in refused.err) == (ExitCode.USAGE, True)
+
+
 def test_a_run_that_nobody_carries_out_times_out_and_stays(perdure: Program) -> None:
     perdure("run", "echo", *HERE)
     done = perdure("run", "echo", "--wait", "--timeout", "0.1", "--json")
@@ -201,8 +231,7 @@ def test_an_outcome_is_told_with_what_the_call_gave(perdure: Program) -> None:
     assert (alone.code, "--output goes with --happened" in alone.err) == (2, True)
     done = perdure(*answer, "--happened", "order-7", "--output", '{"paid": 3}', "--json")
     assert (done.code, done.json["interrupt"]["value"]) == (0, {"paid": 3})
-    perdure("run", "echo", *HERE)  # its worker carries the answered run on, too
-    assert perdure("runs", "show", run_id, "--json").json["state"] == "succeeded"
+    assert perdure("runs", "wait", run_id, *HERE).code == 0
     known = "succeeded: paid=3 (external reference order-7), known from the person"
     assert known in perdure("runs", "events", run_id).out
 

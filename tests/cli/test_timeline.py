@@ -2,6 +2,7 @@
 
 import re
 
+from perdure.ops.exits import ExitCode
 from perdure.ops.timeline import line_of
 from perdure.protocol.event_views import EventView
 from tests.cli.program import Program
@@ -42,13 +43,10 @@ def test_sleeps_plans_undoing_and_handing_over_can_be_read(perdure: Program) -> 
     run = perdure("run", "rests", *HERE).json
     (asked,) = run["open_interrupts"]
     perdure("interrupts", "resolve", asked, "--approve", "--reason", "tea is good")
-    run_id = perdure("runs", "list", "--agent", "rests", "--json").json["items"][0]["run_id"]
-    perdure("run", "helper", *HERE)  # its worker carries the answered run on, too
+    run_id = run["run_id"]
+    assert perdure("runs", "wait", run_id, *HERE).code == ExitCode.WAITING_FOR_HUMAN
     perdure("runs", "cancel", run_id, "--compensate", "--reason", "no tea")
-    for _ in range(50):  # and undoes it; at times another one comes to write the end
-        perdure("run", "helper", *HERE)
-        if perdure("runs", "show", run_id, "--json").json["state"] == "failed":
-            break
+    assert perdure("runs", "wait", run_id, *HERE).json["state"] == "failed"
     lines = _lines(perdure, run_id)
     for line in (
         'plan revision 1: rest (in_progress)\nagent state: "rested"\nsleeps 0.01 s\n',

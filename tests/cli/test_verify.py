@@ -8,6 +8,7 @@ from contextlib import closing
 import pytest
 
 from perdure.cli import verify
+from perdure.ops.exits import ExitCode
 from tests.cli.program import Program
 from tests.cli.shop import REFERENCE
 
@@ -89,12 +90,9 @@ def test_what_was_done_after_a_backup_is_found_by_the_journal_alone(perdure: Pro
 
 def _key_once_it_ended(perdure: Program, run_id: str) -> str:
     """Have a run carried out and what it asks approved; return the key of its one call."""
-    for _ in range(100):
+    while perdure("runs", "wait", run_id, *HERE).code == ExitCode.WAITING_FOR_HUMAN:
         for asked in perdure("interrupts", "list", "--run", run_id, "--json").json["items"]:
             perdure("interrupts", "resolve", asked["interrupt_id"], "--approve")
-        perdure("run", "echo", *HERE)  # its worker takes the other runs, too
-        if perdure("runs", "show", run_id, "--json").json["state"] == "succeeded":
-            break
     events = perdure("runs", "events", run_id, "--json").json
     (key,) = [event["data"]["effect_key"] for event in events if event["type"] == "action"]
     return key

@@ -45,6 +45,12 @@ def fetch(name: str) -> str:
     return name.upper()
 
 
+@agent("leaves_to_rests", "1")
+async def leaves_to_rests(ctx: Context, input: object) -> object:
+    """Have another agent do it, which asks a person."""
+    return await ctx.spawn("rests", input)
+
+
 @agent("researcher", "1", state=[StateField(name="seen", rule="append")])
 async def researcher(ctx: Context, input: object) -> object:
     """Fetch, note, sleep, spawn, and write it down."""
@@ -78,6 +84,7 @@ registry = AgentRegistry()
 registry.add_tool(order, mail, poke)
 registry.add(
     researcher,
+    leaves_to_rests,
     loop_agent("helper", "1", ScriptedPlanner(_help)),
     loop_agent(
         "pokes",

@@ -18,20 +18,14 @@ from perdure.cli.options import (
     usage_error,
 )
 from perdure.cli.showing import fields_of_run
+from perdure.cli.waiting import WAIT_S_DEFAULT, must_be_here, open_here, wait_for
 from perdure.ops.exits import ExitCode, exit_of_run, run_async
 from perdure.ops.output import note
 from perdure.ops.settings import Settings
-from perdure.protocol.errors import Invalid
 from perdure.protocol.runs import Run, RunOptions
-from perdure.protocol.states import TERMINAL, RunState
-from perdure.runtime import open_runtime
 from perdure.service.base import Service
-from perdure.service.events import follow_run, starting_point
 from perdure.service.principal import LOCAL
-from perdure.service.runs import RunRequest, create_run, get_run
-
-WAIT_S_DEFAULT = 3600
-
+from perdure.service.runs import RunRequest, create_run
 
 AgentVersion = Annotated[
     str | None,
@@ -131,8 +125,7 @@ def run(
     code tells what came of it: 0 succeeded, 1 failed, 3 waits for a person, 124 goes on.
     """
     waits = wait or here
-    if agents and not here:
-        raise typer.BadParameter("--agents needs --here: a worker or server has its own")
+    must_be_here(agents, here=here)
     if timeout is not None and not waits:
         raise typer.BadParameter("--timeout needs --wait: without it nothing is waited for")
     flags: dict[str, JsonValue] = {
@@ -153,7 +146,7 @@ def run(
     settings = settings_of(db, agents=agents)
     found = run_async(lambda: _start_here(start, settings) if here else _start(start, settings))
     print_object(found, fields_of_run(found), json=json)
-    raise typer.Exit(exit_of_run(found.state) if waits else ExitCode.OK)
+    raise typer.Exit(exit_of_run(found) if waits else ExitCode.OK)
 
 
 async def _start(start: _Start, settings: Settings) -> Run:
@@ -162,29 +155,8 @@ async def _start(start: _Start, settings: Settings) -> Run:
 
 
 async def _start_here(start: _Start, settings: Settings) -> Run:
-    async with open_runtime(settings) as runtime:
-        served = [hosted.card.agent_id for hosted in runtime.worker.catalog.served()]
-        if start.agent not in served:
-            raise Invalid(
-                f"this process does not serve {start.agent}, only "
-                f"{', '.join(served) or 'no agents'}: "
-                "name its registry with --agents MODULE:REGISTRY"
-            )
-        return await start.on(runtime.service)
-
-
-async def wait_for(service: Service, run_id: str, seconds: float) -> Run:
-    """Return the run once it ends or waits for a person, or as it stands after `seconds`."""
-    clock = service.core.clock.monotonic
-    end = clock() + seconds
-    start = await starting_point(service, LOCAL, run_id, 0)
-    async with follow_run(service, start) as feed:
-        while not feed.ended and (left := end - clock()) > 0:
-            await feed.read(wait_s=min(left, 5.0), limit=200)
-            state = (await get_run(service, LOCAL, run_id)).state
-            if state in TERMINAL or state is RunState.WAITING_HUMAN:
-                break
-    return await get_run(service, LOCAL, run_id)
+    async with open_here(settings, start.agent) as service:
+        return await start.on(service)
 
 
 def _seconds_or_time(text: str | None) -> float | str | None:

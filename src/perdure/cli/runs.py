@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from pydantic import JsonValue, ValidationError
 
-from perdure.cli import going_on, parts
+from perdure.cli import going_on, parts, waiting
 from perdure.cli.options import (
     LIMIT_DEFAULT,
     AfterRun,
@@ -64,6 +64,7 @@ from perdure.store.reader import InterruptFilter
 app = typer.Typer()
 app.add_typer(going_on.app)
 app.add_typer(parts.app)
+app.add_typer(waiting.app)
 
 _PAGE = 200
 

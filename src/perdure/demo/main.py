@@ -118,7 +118,7 @@ def demo(
     _report(outcome, json=json)
     ended_well = outcome.run.state is RunState.SUCCEEDED
     proven = _proof(outcome, timeline) if crash and ended_well else True
-    raise typer.Exit(exit_of_run(outcome.run.state) if proven else ExitCode.RUN_FAILED)
+    raise typer.Exit(exit_of_run(outcome.run) if proven else ExitCode.RUN_FAILED)
 
 
 # ---------------------------------------------------------------- carrying it out

@@ -7,6 +7,7 @@ from typing import TypeVar, cast
 import anyio
 
 from perdure.protocol.errors import PerdureError
+from perdure.protocol.runs import Run, waits_for_person
 from perdure.protocol.states import RunState
 
 T = TypeVar("T")
@@ -71,17 +72,13 @@ def exit_of_error(error: PerdureError) -> ExitCode:
     return _OF_CODE.get(error.code, ExitCode.RUN_FAILED)
 
 
-def exit_of_run(state: RunState) -> ExitCode:
+def exit_of_run(run: Run) -> ExitCode:
     """Return the exit code of a run that was waited for; one that still goes on is timed out."""
-    match state:
-        case RunState.SUCCEEDED:
-            return ExitCode.OK
-        case RunState.FAILED:
-            return ExitCode.RUN_FAILED
-        case RunState.WAITING_HUMAN:
-            return ExitCode.WAITING_FOR_HUMAN
-        case RunState.PENDING | RunState.PLANNING | RunState.EXECUTING:
-            return ExitCode.TIMED_OUT
+    if run.state is RunState.SUCCEEDED:
+        return ExitCode.OK
+    if run.state is RunState.FAILED:
+        return ExitCode.RUN_FAILED
+    return ExitCode.WAITING_FOR_HUMAN if waits_for_person(run) else ExitCode.TIMED_OUT
 
 
 def exit_of_signal(number: int) -> ExitCode:

@@ -427,3 +427,12 @@ class Run(Stored):
     updated_at: Time
     deadline_at: Time | None
     schema_version: int
+
+
+_ANSWERS = {NextAction.ANSWER_INTERRUPT, NextAction.AUTHORISE, NextAction.CONTINUE}
+
+
+def waits_for_person(run: Run) -> bool:
+    """Tell whether only a person lets a run go on, or one of the runs that it waits for."""
+    waits = run.waiting_on in {WaitingOn.PERSON, WaitingOn.CHILD}
+    return waits and not _ANSWERS.isdisjoint(run.next_actions)
