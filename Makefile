@@ -56,8 +56,10 @@ setup: $(VENV)/.dev  ## install everything for development into .venv
 # ---------------------------------------------------------------- use
 
 # DATA=file.csv  REGION=name  MODEL=name  YES=1 (ask nothing)  JSON=1 (machine-readable)  CRASH=1 (kill a worker half-way)
+# Switches are on with any value but 0, no and false.
+is_on = $(filter-out 0 no false,$(1))
 DEMO_FLAGS = $(if $(DATA),--data "$(DATA)") $(if $(REGION),--region "$(REGION)") $(if $(MODEL),--model "$(MODEL)") \
-	$(if $(filter 1,$(YES)),--yes) $(if $(filter 1,$(JSON)),--json) $(if $(filter 1,$(CRASH)),--crash)
+	$(if $(call is_on,$(YES)),--yes) $(if $(call is_on,$(JSON)),--json) $(if $(call is_on,$(CRASH)),--crash)
 
 .PHONY: demo
 demo: $(VENV)/.runtime  ## the guided tour; DATA= REGION= MODEL= YES=1 JSON=1 CRASH=1

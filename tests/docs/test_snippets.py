@@ -149,6 +149,20 @@ def test_the_commands_of_the_readme_are_targets_of_the_makefile() -> None:
             assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 
+@pytest.mark.parametrize(
+    ("value", "is_on"), [("1", True), ("yes", True), ("true", True), ("0", False), ("no", False)]
+)
+def test_a_switch_of_the_demo_is_on_with_any_value_that_says_so(value: str, *, is_on: bool) -> None:
+    shown = subprocess.run(
+        ["make", "-n", "demo", f"YES={value}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert ("perdure demo --yes" in shown) is is_on
+
+
 def test_every_path_of_the_api_that_a_document_names_is_served() -> None:
     served = (ROOT / "docs" / "reference" / "openapi.json").read_text(encoding="utf-8")
     known = {re.sub(r"\{\w+\}", "*", path) for path in re.findall(r'"(/v1/[^"]*)"', served)}
