@@ -15,6 +15,7 @@ class _Order(BaseModel):
     amount: int = Field(default=1, ge=1, lt=10)
     kind: Literal["a", "b"] = "a"
     name: str = Field(default="n", min_length=1, max_length=2, pattern="^[a-z]+$")
+    risk: str = Field(default="low", pattern="^(low|high)$")
     lines: Annotated[list[int], Field(max_length=1)] = Field(default_factory=list[int])
     at: datetime | None = None
     note: str | None = None
@@ -40,6 +41,7 @@ class _Order(BaseModel):
         ({"name": ""}, "name", "must have at least 1 character(s)"),
         ({"name": "abc"}, "name", "must have at most 2 characters"),
         ({"name": "A"}, "name", "must match ^[a-z]+$"),
+        ({"risk": "odd"}, "risk", "must be one of low, high"),
         ({"name": 1}, "name", "must be a text"),
         ({"lines": [1, 2]}, "lines", "must have at most 1 items"),
         ({"at": "soon"}, "at", "must be a time, as in 2026-01-31T12:00:00Z"),

@@ -328,7 +328,7 @@ async def test_answers_carry_security_headers_and_the_request_id(world: World) -
 async def test_an_unknown_path_or_method_is_a_problem(world: World) -> None:
     unknown = await world.http.get("/v2/runs")
     assert (unknown.status_code, unknown.json()["code"]) == (404, "not_found")
-    assert unknown.json()["detail"] == "there is no such route"
+    assert unknown.json()["detail"] == "there is no such route: /docs lists them all"
     for path, allowed in (
         ("/v1/runs", "GET"),
         ("/v1/threads", "GET, POST"),

@@ -1,5 +1,6 @@
 """One strange row, one locked row, one connection that is dead: it stops nobody else (decision 6)."""
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -63,6 +64,18 @@ async def test_no_error_of_the_driver_passes_the_edge_of_the_store(
         await keep_trying(once, patience_s=0.01)
     assert told.value.code in {"unavailable", "store_full"}
     assert (len(tries) > 1) is tries_again
+
+
+async def test_why_the_server_lets_nobody_in_is_told_while_it_is_tried_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def once(failed: int) -> None:
+        raise asyncpg.InvalidCatalogNameError('database "nodb" does not exist')
+
+    with caplog.at_level(logging.INFO), pytest.raises(PerdureError):
+        await keep_trying(once, patience_s=0.01)
+    told = 'lost (database "nodb" does not exist): trying again for 0.01 s at most'
+    assert [record.getMessage() for record in caplog.records] == [told]
 
 
 async def test_a_statement_that_fails_for_one_run_fails_for_no_other(postgres_own_dsn: str) -> None:

@@ -4,6 +4,7 @@ Messages reach callers, operators and models alike, so they name what is wanted 
 and not of Python. A rule of our own (`ValueError` in a validator) speaks for itself.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import cast
 
@@ -61,6 +62,8 @@ _SENTENCES: Mapping[str, str] = {
     "union_tag_not_found": "{discriminator} is missing",
 }
 
+_ALTERNATIVES = re.compile(r"\^\((\w+(?:\|\w+)+)\)\$")
+"""A pattern that only lists words."""
 _OWN_RULES = ("Value error, ", "Assertion failed, ")
 
 
@@ -69,6 +72,9 @@ def sentence_of(problem: Mapping[str, object]) -> str:
     template = _SENTENCES.get(str(problem.get("type")))
     if template is not None:
         context = cast("Mapping[str, object]", problem.get("ctx") or {})
+        words = _ALTERNATIVES.fullmatch(str(context.get("pattern", "")))
+        if words is not None:
+            return f"must be one of {', '.join(words[1].split('|'))}"
         try:
             return template.format_map(context)
         except (KeyError, IndexError):

@@ -194,7 +194,9 @@ async def on_http_error(request: Request, error: Exception) -> Response:
     code = _CODE_OF_STATUS.get(raised.status_code)
     if code is None:
         return from_unknown(error, request.scope)
-    detail = "there is no such route" if code == "not_found" else raised.detail
+    detail = (
+        "there is no such route: /docs lists them all" if code == "not_found" else raised.detail
+    )
     response = answer(make_problem(code, detail, instance=instance_of(request.scope)))
     for name, value in (raised.headers or {}).items():
         response.headers[name] = value

@@ -104,6 +104,13 @@ _REFUSED_ENTRY = (
 )
 
 
+def refusal_of(error: BaseException) -> str | None:
+    """Return the server's own words when it lets us not in, or not do what we may not."""
+    if not isinstance(error, _REFUSED_ENTRY):
+        return None
+    return (str(error).splitlines() or [""])[0][:300]
+
+
 def is_outage(error: BaseException) -> bool:
     """Tell whether an error of ours says that nothing can be written, whatever it may be."""
     return isinstance(error, StoreFull) or (
@@ -123,6 +130,6 @@ def translate(error: BaseException) -> PerdureError:
             "or name another database with --db or PERDURE_DB__URL"
         )
     name = type(error).__name__
-    if isinstance(error, _REFUSED_ENTRY):  # waiting would not help, and the text is the server's
-        return Unavailable(f"PostgreSQL refuses: {str(error).splitlines()[0][:300]} ({name})")
+    if refused := refusal_of(error):  # waiting would not help
+        return Unavailable(f"PostgreSQL refuses: {refused} ({name})")
     return Unavailable(f"the database cannot answer at the moment ({name})")

@@ -34,6 +34,7 @@ from perdure.store.postgres.errors import (
     DataRefused,
     StillBusy,
     Trouble,
+    refusal_of,
     refuse,
     translate,
     trouble_of,
@@ -87,12 +88,16 @@ async def keep_trying(
             if _is_hopeless(trouble, failed, stale, time.monotonic() - started, patience_s):
                 raise translate(error) from error
             level = logging.INFO if failed == 1 else logging.DEBUG  # one line a trouble
-            log.log(level, "trying again after %s (%s)", trouble, _named(error))
+            log.log(
+                level, "%s (%s): trying again for %g s at most", trouble, _named(error), patience_s
+            )
         await pause(failed)
 
 
 def _named(error: Exception) -> str:
-    return str(error) if isinstance(error, Unreached) else type(error).__name__
+    if isinstance(error, Unreached):
+        return str(error)
+    return refusal_of(error) or type(error).__name__
 
 
 def _is_hopeless(

@@ -187,6 +187,11 @@ def translate(error: Exception) -> Exception:
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF
             if code == sqlite3.SQLITE_FULL:
                 return StoreFull("the database or its disk is full")
+            if code == sqlite3.SQLITE_NOTADB:
+                return Unavailable(
+                    "the file is not an SQLite database: name another one with --db or "
+                    "PERDURE_DB__URL, or restore a backup"
+                )
             return Unavailable(f"the database cannot answer: {error}")
         case _:
             return error
