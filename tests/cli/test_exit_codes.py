@@ -65,6 +65,7 @@ def test_looking_at_a_database_that_is_not_there_makes_none(
         (("interrupts", "delegate", INTERRUPT_ID, "--to", ""), "--to at /0: must have"),
         (("runs", "events", RUN_ID, "--json", "--jsonl"), "at most one of --json, --jsonl"),
         (("worker", "--queue", "A B"), "setting worker.queues.0 (flag)"),
+        (("runs", "list", "--state", "waiting"), "'--state': 'waiting' is not one of"),
         (("runs", "cancel-many"), "name which runs to cancel, or say `all` (--all)"),
     ],
 )
@@ -146,7 +147,15 @@ def test_a_file_that_is_no_database_is_7(perdure: Program) -> None:
     (perdure.folder / "file").write_text("not a database" * 100)
     done = perdure("runs", "list", "--db", "sqlite:///file")
     assert done.code == ExitCode.UNREACHABLE
+    assert "the file is not an SQLite database: name another one with --db" in done.err
     assert done.err.count("\n") == 1
+
+
+def test_an_address_for_all_is_refused_before_anything_is_made(perdure: Program) -> None:
+    done = perdure("serve", "--host", "0.0.0.0", "--agents", REFERENCE)  # noqa: S104  # refused
+    assert (done.code, done.err.count("\n")) == (ExitCode.USAGE, 1)
+    assert "refusing to listen on 0.0.0.0" in done.err
+    assert not (perdure.folder / ".perdure").exists()
 
 
 def test_ctrl_c_among_other_errors_is_what_ended_a_command() -> None:

@@ -1,6 +1,7 @@
 """Runs and interrupts from the command line, on a database without any server."""
 
 import json
+import re
 
 import anyio
 
@@ -81,6 +82,7 @@ def test_a_run_that_nobody_carries_out_times_out_and_stays(perdure: Program) -> 
     perdure("run", "echo", *HERE)
     done = perdure("run", "echo", "--wait", "--timeout", "0.1", "--json")
     assert (done.code, done.json["status"]) == (124, "QUEUED")
+    assert done.err.endswith("the time is over, and the run goes on; no worker has taken it yet\n")
     listed = perdure("runs", "list", "--unfinished", "--json").json["items"]
     assert [run["run_id"] for run in listed] == [done.json["run_id"]]
 
@@ -113,9 +115,11 @@ def test_a_run_without_wait_returns_at_once(perdure: Program) -> None:
 
 def test_the_same_key_is_the_same_run_and_another_input_a_conflict(perdure: Program) -> None:
     first = perdure("run", "echo", "--input", "1", "--key", "k", "--json", *HERE)
+    assert "draining" not in first.err  # nothing is held any more
     again = perdure("run", "echo", "--input", "1", "--key", "k", "--json")
     other = perdure("run", "echo", "--input", "2", "--key", "k")
     assert first.json["run_id"] == again.json["run_id"]
+    assert other.err.endswith(f": {first.json['run_id']}\n")
     assert (other.code, other.err.split(":")[1].strip()) == (5, "idempotency_mismatch")
 
 
@@ -152,7 +156,12 @@ def test_a_run_is_shown_with_its_calls(perdure: Program) -> None:
     run_id = perdure("run", "ships", "--json", *HERE).json["run_id"]
     shown = perdure("runs", "show", run_id)
     assert "ship" in shown.out
-    assert perdure("runs", "show", run_id, "--json").json["run_id"] == run_id
+    found = perdure("runs", "show", run_id, "--json").json
+    assert found["run_id"] == run_id
+    assert re.search(rf"^thread +{found['thread_id']}$", shown.out, re.MULTILINE)
+    fork_id = perdure("runs", "fork", run_id, "--json").json["run_id"]
+    forked = perdure("runs", "show", fork_id).out
+    assert re.search(rf"^forked from +{run_id}$", forked, re.MULTILINE)
 
 
 def test_a_waiting_run_is_cancelled_at_once(perdure: Program) -> None:
@@ -334,6 +343,9 @@ def test_threads_are_listed_forked_adopted_and_deleted(perdure: Program) -> None
     done = perdure("threads", "delete", branch)
     assert (done.code, done.out.strip()) == (0, f"{branch} is deleted")
     assert perdure("threads", "show", branch).code == ExitCode.CONFLICT
+    busy = perdure("run", "echo", "--thread", thread, "--json").json["run_id"]
+    refused = perdure("threads", "delete", thread)
+    assert (refused.code, refused.err.endswith(f": {busy}\n")) == (ExitCode.CONFLICT, True)
     assert perdure("threads", "delete", f"thr_{'0' * 32}").code == ExitCode.NOT_FOUND
     listed = perdure("threads", "list", "--json").json["items"]
     assert [item["thread_id"] for item in listed] == [thread]

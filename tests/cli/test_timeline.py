@@ -65,6 +65,17 @@ def test_sleeps_plans_undoing_and_handing_over_can_be_read(perdure: Program) -> 
     assert "hands_over hands over to helper 1: it knows better\n" in _lines(perdure, run_id)
 
 
+def test_a_call_that_was_never_begun_is_not_told_as_left(perdure: Program) -> None:
+    """R-9.4: the run was cancelled while a person was asked whether the call may run."""
+    run_id = perdure("run", "rests", *HERE).json["run_id"]
+    assert "call order" in _lines(perdure, run_id)
+    perdure("runs", "cancel", run_id)
+    assert "in the world" not in _lines(perdure, run_id)
+    shown = perdure("runs", "show", run_id).out
+    assert re.search(r"cancelled +0 +tc_", shown)
+    assert "LEFT BY" not in shown
+
+
 def test_a_tool_that_may_not_run_is_named_at_the_start_with_the_remedy(perdure: Program) -> None:
     """R-5.11."""
     done = perdure("run", "pokes", *HERE)
@@ -99,6 +110,8 @@ def test_failures_of_children_compensations_and_planners_say_why() -> None:
     assert _line("state", state="failed", failure=failure, effects=effects).endswith(
         "…; in the world: book succeeded (external reference b-1), undoing failed; mail unknown"
     )
+    never = [{"tool": "pay", "status": "cancelled"}, {"tool": "pay", "status": "denied"}]
+    assert "in the world" not in _line("state", state="failed", failure=failure, effects=never)
     failure["reason"] = "no luck"
     undone = _line("compensation", tool_call_id="t", status="failed", again=True, error=failure)
     assert undone == "undoing t failed, is tried again: TOOL_ERROR no luck"

@@ -37,6 +37,8 @@ def test_a_finding_is_told_with_its_check_and_exit_code(
     assert both.code == 1
     assert both.out.count("I47") == 2
     assert perdure("verify", "--tenant", "other", "--json").json["runs"] == 0
+    missing = perdure("verify", "--run", "run_" + "0" * 32).err
+    assert missing == "error: not_found: there is no such run (--run)\n"
     for option in ("--run", "--tenant"):
         assert perdure("verify", option, "run_" + "0" * 32).code in {0, 4}
     monkeypatch.setattr(verify, "FINDINGS_MAX", 1)

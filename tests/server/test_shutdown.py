@@ -11,7 +11,6 @@ import pytest
 
 from perdure.protocol.errors import Invalid
 from perdure.server.serve import check_binding
-from perdure.server.settings import ServerSettings
 from perdure.testing.sse_client import SseClient, SseStream, StreamInterrupted
 from tests.server.world import open_world
 from tests.waiting import eventually
@@ -75,11 +74,11 @@ async def test_sigterm_ends_idle_streams_and_waits_within_two_seconds() -> None:
 
 async def test_a_server_listens_on_loopback_unless_told_otherwise() -> None:
     for host in ("127.0.0.1", "::1", "localhost", "127.1.2.3"):
-        check_binding(ServerSettings(host=host))
+        check_binding(host, insecure=False)
     for host in ("0.0.0.0", "::", "192.0.2.1", "example.org", ""):  # noqa: S104  # refused
         with pytest.raises(Invalid, match="refusing to listen"):
-            check_binding(ServerSettings(host=host))
-        check_binding(ServerSettings(host=host, insecure=True))
+            check_binding(host, insecure=False)
+        check_binding(host, insecure=True)
 
 
 async def test_a_wait_ends_when_its_client_leaves() -> None:

@@ -40,7 +40,7 @@ def main() -> None:
 
 def _complain_of_words(error: typer.TyperException) -> None:
     """Say in one line what is wrong with a command line; a group alone is answered by its help."""
-    text = error.format_message()
+    text = error.format_message().replace(": Value error, ", ": ")  # the validator's own prefix
     if text.startswith("Usage: "):
         note(text)
         return

@@ -39,6 +39,7 @@ _OPTIONS = {
 _OPTIONS_OF_COMMAND: dict[tuple[str, ...], dict[str, str]] = {
     ("runs", "callback"): {"/external_ref": "--ref"},
     ("topics", "subscribe"): {"/agent_version": "--version"},
+    ("verify",): {"run_id": "--run"},
 }
 """What other commands call otherwise."""
 
@@ -48,7 +49,8 @@ def option_of(field: str, words: Sequence[str] = ()) -> str:
 
     `words` are those of the command line.
     """
-    names = {**_OPTIONS, **_OPTIONS_OF_COMMAND.get((*words[:2],), {})}
+    own = _OPTIONS_OF_COMMAND.get((*words[:2],)) or _OPTIONS_OF_COMMAND.get((*words[:1],)) or {}
+    names = {**_OPTIONS, **own}
     for pointer, option in names.items():
         if field == pointer:
             return option

@@ -18,8 +18,8 @@ from perdure.cli.options import (
     usage_error,
 )
 from perdure.cli.showing import fields_of_run
-from perdure.cli.waiting import WAIT_S_DEFAULT, must_be_here, open_here, wait_for
-from perdure.ops.exits import ExitCode, exit_of_run, run_async
+from perdure.cli.waiting import WAIT_S_DEFAULT, end_with, must_be_here, open_here, wait_for
+from perdure.ops.exits import run_async
 from perdure.ops.output import note
 from perdure.ops.settings import Settings
 from perdure.protocol.runs import Run, RunOptions
@@ -145,8 +145,9 @@ def run(
         find_modules_here()
     settings = settings_of(db, agents=agents)
     found = run_async(lambda: _start_here(start, settings) if here else _start(start, settings))
+    if waits:
+        end_with(found, json=json)
     print_object(found, fields_of_run(found), json=json)
-    raise typer.Exit(exit_of_run(found) if waits else ExitCode.OK)
 
 
 async def _start(start: _Start, settings: Settings) -> Run:

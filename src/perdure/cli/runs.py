@@ -255,7 +255,11 @@ def events(
     db: Db = None,
     json: Json = False,
 ) -> None:
-    """Print the events of a run, in order."""
+    """Print the events of a run, in order.
+
+    The text passes over events that say nothing to a person, as a step's end, so that numbers are
+    missing in it; --json and --jsonl have every event.
+    """
     if json and follow:
         raise typer.BadParameter("--json prints one document: use --jsonl to follow")
     if json and jsonl:

@@ -15,7 +15,7 @@ from perdure.ops.settings import Settings
 from perdure.ops.stopping import StopSignal, stopping_on_signals
 from perdure.protocol.errors import Unavailable
 from perdure.runtime import open_app
-from perdure.server.serve import make_server
+from perdure.server.serve import check_binding, make_server
 
 
 def serve(
@@ -40,6 +40,9 @@ def serve(
     """
     find_modules_here()
     settings = settings_of(db, agents=agents, server={"host": host, "port": port})
+    listen = settings.server
+    # Before a database is made, and a worker takes runs.
+    check_binding(listen.host, insecure=listen.insecure)
     if not settings.agents and not no_worker:
         note(f"the worker inside serves {NO_AGENTS}")
     asked, is_lost = run_async(lambda: _serve(settings, with_worker=not no_worker, json=json))

@@ -7,7 +7,7 @@ from pydantic import JsonValue
 from perdure.cli.options import print_page
 from perdure.engine.journal import STEP_TOOLS
 from perdure.ops.output import json_text, print_line, print_table
-from perdure.ops.timeline import line_of
+from perdure.ops.timeline import line_of, may_be_there
 from perdure.protocol.base import format_time
 from perdure.protocol.failures import FailureCode
 from perdure.protocol.runs import Run
@@ -32,11 +32,14 @@ def fields_of_run(run: Run) -> list[tuple[str, object]]:
     return [
         ("run", run.run_id),
         ("agent", f"{run.agent_id} {run.agent_version}"),
+        ("thread", run.thread_id),
         ("status", run.status),
         ("state", run.state),
         ("waits for", None if run.waiting_on == "nothing" else run.waiting_on),
         ("interrupts", ", ".join(run.open_interrupts)),
+        ("parent", run.parent_run_id),
         ("retry of", run.retry_of),
+        ("forked from", run.forked_from),
         ("steps", run.step_index),
         ("attempts", run.attempt),
         ("created", format_time(run.created_at)),
@@ -69,7 +72,8 @@ def print_calls(calls: Sequence[ToolCallView]) -> None:
 
 def print_effects(effects: Sequence[Mapping[str, JsonValue]]) -> None:
     """Print what an ended run has left in the world, and what became of undoing it."""
-    if not effects:
+    left = [effect for effect in effects if may_be_there(effect)]
+    if not left:
         return
     print_line("")
     print_table(
@@ -82,7 +86,7 @@ def print_effects(effects: Sequence[Mapping[str, JsonValue]]) -> None:
                 effect.get("compensation", "not asked"),
                 effect.get("tool_call_id"),
             )
-            for effect in effects
+            for effect in left
         ],
     )
 

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -17,7 +17,8 @@ from perdure.cli.options import (
     settings_of,
 )
 from perdure.cli.showing import fields_of_run
-from perdure.ops.exits import exit_of_run, run_async
+from perdure.ops.exits import ExitCode, exit_of_run, run_async
+from perdure.ops.output import note
 from perdure.ops.settings import Settings
 from perdure.protocol.errors import Invalid
 from perdure.protocol.runs import Run, waits_for_person
@@ -60,8 +61,17 @@ def wait(
         find_modules_here()
     settings = settings_of(db, agents=agents)
     found = run_async(lambda: (_wait_here if here else _wait)(run, settings, timeout))
-    print_object(found, fields_of_run(found), json=json)
-    raise typer.Exit(exit_of_run(found))
+    end_with(found, json=json)
+
+
+def end_with(run: Run, *, json: bool) -> NoReturn:
+    """Print a run that was waited for, and end with the code that tells what came of it."""
+    print_object(run, fields_of_run(run), json=json)
+    code = exit_of_run(run)
+    if code is ExitCode.TIMED_OUT:
+        nobody = "; no worker has taken it yet" if run.attempt == 0 else ""
+        note(f"the time is over, and the run goes on{nobody}")
+    raise typer.Exit(code)
 
 
 async def _wait(run_id: str, settings: Settings, seconds: float) -> Run:

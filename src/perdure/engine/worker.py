@@ -430,7 +430,8 @@ class Worker:
     async def _drain_attempts(self) -> None:
         """Hand back what is held; a claim that is under way is waited for, or nobody knew of it."""
         grace_s = self.core.settings.drain_grace_s
-        log.info("draining: %d runs are held, for %g s at most", len(self._leases), grace_s)
+        if self._leases:
+            log.info("draining: %d runs are held, for %g s at most", len(self._leases), grace_s)
         with anyio.move_on_after(grace_s):
             for lease in self._leases.values():
                 lease.draining = True

@@ -98,9 +98,14 @@ def note(text: str) -> None:
 
 
 def complain(error: PerdureError, named: Callable[[str], str] = str) -> None:
-    """Print an error as one line on stderr; `named` turns its field into what was typed."""
+    """Print an error as one line on stderr; `named` turns its field into what was typed.
+
+    A run that the error's details name and its message does not is named too.
+    """
     where = f" ({named(error.field)})" if error.field else ""
-    note(f"error: {error.code}: {short(error.message, 2000)}{where}")
+    run_id = str(error.details.get("run_id") or "")
+    which = f": {run_id}" if run_id and run_id not in error.message else ""
+    note(f"error: {error.code}: {short(error.message, 2000)}{which}{where}")
 
 
 def json_text(value: JsonValue) -> str:

@@ -1,6 +1,6 @@
 """What an event says to a person, in one short line."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from pydantic import JsonValue
 
@@ -27,6 +27,8 @@ WHY_CHARACTERS_MAX = 90
 """So much of a reason is shown before what a run has left in the world."""
 
 _QUIET = frozenset({"step", "usage", "delta"})
+_NEVER_HAPPENED = frozenset({"cancelled", "denied"})
+"""How calls with a side effect end that were told to an ended run, and not begun."""
 
 
 def line_of(event: EventView) -> str:
@@ -61,11 +63,17 @@ def _text(data: dict[str, JsonValue], name: str) -> str:
 def _state(data: dict[str, JsonValue]) -> str:
     failure = data.get("failure")
     why = f": {_failure(failure)}" if isinstance(failure, dict) else ""
-    effects = data.get("effects")
-    if not isinstance(effects, list) or not effects:
+    told = data.get("effects")
+    effects = [one for one in told if isinstance(one, dict)] if isinstance(told, list) else []
+    left = "; ".join(effect_text(effect) for effect in effects if may_be_there(effect))
+    if not left:
         return f"state {_text(data, 'state')}{why}"
-    left = "; ".join(effect_text(effect) for effect in effects if isinstance(effect, dict))
     return f"state {_text(data, 'state')}{short(why, WHY_CHARACTERS_MAX)}; in the world: {left}"
+
+
+def may_be_there(effect: Mapping[str, JsonValue]) -> bool:
+    """Tell whether an effect of an ended run is, was or may be in the world: its call was begun."""
+    return effect.get("status") not in _NEVER_HAPPENED
 
 
 def effect_text(effect: dict[str, JsonValue]) -> str:

@@ -118,12 +118,12 @@ class Server(uvicorn.Server):
             self._loop.call_soon_threadsafe(self._stopping.set)
 
 
-def check_binding(settings: ServerSettings) -> None:
+def check_binding(host: str, *, insecure: bool) -> None:
     """Raise Invalid for an address that is not loopback, unless `insecure` is set."""
-    if settings.insecure or is_loopback(settings.host):
+    if insecure or is_loopback(host):
         return
     raise Invalid(
-        f"refusing to listen on {settings.host}: there is no authentication yet, so anybody who "
+        f"refusing to listen on {host}: there is no authentication yet, so anybody who "
         "reaches this address could start, read and cancel runs. Listen on 127.0.0.1 behind a "
         "proxy that authenticates, or set server.insecure (PERDURE_SERVER__INSECURE=true) if the "
         "network is closed.",
@@ -143,7 +143,7 @@ def is_loopback(host: str) -> bool:
 
 def make_server(app: ASGIApp, settings: ServerSettings, stopping: Stopping) -> Server:
     """Return a server for the application. Raises Invalid for a binding that is refused."""
-    check_binding(settings)
+    check_binding(settings.host, insecure=settings.insecure)
     if not is_loopback(settings.host):
         log.warning("listening without authentication", extra={"host": settings.host})
     config = uvicorn.Config(

@@ -125,7 +125,7 @@ class _Verification:
             self.found(self._unreadable(run_id, f"its row cannot be read: {error}"))
             return
         if row is None:
-            raise NotFound("no such run", field="run_id")
+            raise NotFound("there is no such run", field="run_id")
         await self.check_all([row], threads_of_newest=False)
 
     async def check_all(self, rows: Sequence[RunRow], *, threads_of_newest: bool = True) -> None:
