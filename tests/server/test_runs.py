@@ -78,6 +78,7 @@ async def test_what_does_not_fit_is_told_with_its_field_and_not_in_the_validator
     world: World,
 ) -> None:
     answer = await world.http.post("/v1/agents/echo/run", json={"nonsense": 1, "options": 3})
+    assert answer.json()["detail"] == "/input: is missing"  # to be understood by itself
     found = {item["field"]: item["detail"] for item in answer.json()["errors"]}
     assert found == {
         "/input": "is missing",

@@ -228,7 +228,7 @@ async def on_validation_error(request: Request, error: Exception) -> Response:
     return answer(
         make_problem(
             "invalid",
-            first.detail,
+            f"{first.field}: {first.detail}" if first.field else first.detail,
             instance=instance_of(request.scope),
             field=first.field,
             errors=found,
