@@ -21,6 +21,7 @@ from tests.flow.till import (
     follows,
     forked,
     key_of,
+    one_of_two_undone,
     retried,
     two_on_one_key,
 )
@@ -204,14 +205,7 @@ async def test_a_retry_behind_a_payment_that_a_fork_has_undone_is_refused(
     till = Till(hangs=True)
     zoo.registry.add(*till.tools(zoo))
     async with flow(url, [follows(call("charge"), Ask(title="?"))], zoo) as engine:
-        first, beside = await two_on_one_key(engine, zoo)
-        till.hangs = False
-        for run_id in (first, beside):
-            await engine.wait_waiting(run_id)
-        await engine.cancel(first)
-        await engine.wait_terminal(first)
-        await engine.cancel(beside, options=COMPENSATE)
-        assert await effects_of(engine, beside) == {"charge": ("succeeded", "succeeded")}
+        first, _ = await one_of_two_undone(engine, zoo, till)
         for go_on in (retried, forked):
             with pytest.raises(Conflict):
                 await go_on(engine, first)

@@ -18,8 +18,8 @@ from tests.flow.till import (
     follows,
     forked,
     key_of,
+    one_of_two_undone,
     retried,
-    two_on_one_key,
 )
 from tests.flow.world import database_at
 
@@ -67,16 +67,8 @@ async def test_nothing_goes_on_from_what_a_run_may_have_undone_that_cannot_be_re
         database_at(url) as database,
         embedded(database, agents, tools=zoo.registry) as engine,
     ):
-        first, beside = await two_on_one_key(engine, zoo)
-        (at, *_) = await engine.core.reader.list_checkpoints(first, before=None, limit=9)
-        till.hangs = False
-        for run_id in (first, beside):
-            await engine.wait_waiting(run_id)
-        await engine.cancel(first)
-        await engine.wait_terminal(first)
-        await engine.cancel(beside, options=COMPENSATE)
-        await engine.wait_terminal(beside)
-        assert till.refunds == till.charges
+        first, beside = await one_of_two_undone(engine, zoo, till)
+        *_, at, _ = await engine.core.reader.list_checkpoints(first, before=None, limit=9)
         Rows(url).damage(LOST, beside, b"{")
         with pytest.raises(Conflict, match="cannot be read"):
             await retried(engine, first)

@@ -128,3 +128,16 @@ async def two_on_one_key(engine: Embedded, zoo: ToolZoo) -> tuple[str, str]:
     beside = await forked(engine, run_id)
     await zoo.wait_started("charge", 2)
     return run_id, beside
+
+
+async def one_of_two_undone(engine: Embedded, zoo: ToolZoo, till: Till) -> tuple[str, str]:
+    """Cancel two runs on one key, of which the second, as the last, undoes what both charged."""
+    first, beside = await two_on_one_key(engine, zoo)
+    till.hangs = False
+    for run_id in (first, beside):
+        await engine.wait_waiting(run_id)
+    await engine.cancel(first)
+    await engine.wait_terminal(first)
+    await engine.cancel(beside, options=COMPENSATE)
+    assert await effects_of(engine, beside) == {"charge": ("succeeded", "succeeded")}
+    return first, beside
