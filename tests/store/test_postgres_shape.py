@@ -34,7 +34,7 @@ HOT_STATEMENTS = [
     ("leases_of", "run_state_held", "lease_owner ="),
     ("expired_leases", "run_state_held", "lease_owner IS NOT NULL"),
     ("page_of_runs", "run_state_kept", "(run_id > $1) AND (finished_at <="),
-    ("find_run", "runs_pkey", "run_id ="),
+    ("find_runs", "runs_pkey", "run_id ="),
     ("find_idempotent_run", "runs_by_key", "(agent_id = $3) AND (idempotency_key = $4)"),
     ("events_after", "events_pkey", "(run_id = $1) AND (seq > $2)"),
     ("due_timers", "timers_by_due", "due_at <="),

@@ -2,6 +2,8 @@
 
 One lane: batches go to the store one after another, at most one commit of a run in each. Those who
 were answered together are likely to commit again: they have their turns before the next batch goes.
+Where the store writes in another process, only half of a large batch is answered at once, and the
+rest when the next batch is on its way: neither process waits for the other.
 A commit's answer is its own; the batch is only how it travels. One whose row was locked by somebody
 else travels again a little later, and keeps no other waiting.
 """
@@ -9,6 +11,7 @@ else travels again a little later, and keeps no other waiting.
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import anyio
@@ -26,6 +29,8 @@ log = logging.getLogger(__name__)
 
 QUIET_TURNS = 3
 """So many turns of the loop may pass between an answer and the next commit of its run."""
+HALVE_FROM = 8
+"""A batch of so many is answered in two parts where the store writes in another process."""
 BUSY_PAUSE_S = 0.01
 BUSY_PAUSE_MAX_S = 0.25
 BUSY_MAX_S = 10.0
@@ -51,7 +56,9 @@ class _Waiting:
             self.answer.set_result(result)
 
     def fail(self, error: Exception) -> None:
-        """Tell whoever waits that there is no answer."""
+        """Tell whoever waits that there is no answer, unless there is one."""
+        if self.result is not None:
+            return
         self.error = error
         if not self.answer.done():
             self.answer.set_exception(error)
@@ -74,6 +81,8 @@ class Committer:
         self._core = core
         self._queue: deque[_Waiting] = deque()
         self._busy: set[_Waiting] = set()
+        self._rest: list[tuple[_Waiting, CommitResult]] = []
+        """What is written and not answered yet."""
         self._bell = anyio.Event()
         self._stopped = False
 
@@ -109,15 +118,20 @@ class Committer:
         try:
             async with anyio.create_task_group() as again:
                 while True:
-                    if not self._queue:
+                    if not self._queue and not self._rest:
                         self._bell = anyio.Event()
                         await self._bell.wait()
                     if len(batch) > 1:
                         await self._let_gather()
+                    if not self._queue:  # nobody of those who were answered goes on at once
+                        self._answer_rest()
+                        continue
                     batch = self._take()
+                    asyncio.get_running_loop().call_soon(self._answer_rest)  # when it was sent
                     await self._write(batch, again)
         finally:
             self._stopped = True
+            self._answer_rest()
             for waiting in [*batch, *self._queue, *self._busy]:
                 waiting.fail(LeaseGone())
 
@@ -173,11 +187,7 @@ class Committer:
             batch[0].fail(error)
             return
         self._core.metrics.engine.commit_batch.observe(len(batch))
-        for waiting, result in zip(batch, results, strict=True):
-            if isinstance(result, Busy):
-                again.start_soon(self._send_later, waiting)
-            else:
-                waiting.resolve(result)
+        self._answer(batch, results, again)
         committed = 0
         for waiting, result in zip(batch, results, strict=True):
             if isinstance(result, Committed):
@@ -186,6 +196,27 @@ class Committer:
             else:
                 self._count(type(result).__name__, 1)
         self._count(Committed.__name__, committed)
+
+    def _answer(
+        self,
+        batch: Sequence[_Waiting],
+        results: Sequence[CommitResult | Busy],
+        again: anyio.abc.TaskGroup,
+    ) -> None:
+        halves = len(batch) >= HALVE_FROM and self._core.store.writes_aside
+        at_once = (len(batch) + 1) // 2 if halves else len(batch)
+        for place, (waiting, result) in enumerate(zip(batch, results, strict=True)):
+            if isinstance(result, Busy):
+                again.start_soon(self._send_later, waiting)
+            elif place < at_once:
+                waiting.resolve(result)
+            else:
+                self._rest.append((waiting, result))
+
+    def _answer_rest(self) -> None:
+        rest, self._rest = self._rest, []
+        for waiting, result in rest:
+            waiting.resolve(result)
 
     def _count(self, answer: str, commits: int) -> None:
         self._core.metrics.engine.commits.labels(answer).inc(commits)

@@ -49,6 +49,11 @@ from perdure.store.requests import (
 class Store(Protocol):
     """The engine's atomic writes."""
 
+    @property
+    def writes_aside(self) -> bool:
+        """Whether another process writes the commits, so that this one can work meanwhile."""
+        ...
+
     async def insert_run(self, new: NewRun) -> Inserted:
         """Create a run, or return the one under (tenant, agent, idempotency key).
 

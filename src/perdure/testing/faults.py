@@ -183,6 +183,11 @@ class FaultyStore:
         self._inner = inner
         self._trap = trap
 
+    @property
+    def writes_aside(self) -> bool:
+        """See the port."""
+        return self._inner.writes_aside
+
     async def _cross(
         self,
         boundaries: Sequence[Boundary],

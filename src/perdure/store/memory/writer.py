@@ -43,6 +43,8 @@ from perdure.store.requests import (
 class MemoryStore:
     """The `Store` port over dicts. No method awaits, so each is atomic on its loop."""
 
+    writes_aside = True  # as if: simulations have it so
+
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
 

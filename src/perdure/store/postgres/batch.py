@@ -44,10 +44,19 @@ class Group:
         self.rows: list[tuple[Any, ...]] = []
 
     def columns(self) -> list[Cells]:
-        """Return one array a column."""
+        """Return one array a column.
+
+        A column of nothing but NULLs is an empty array: the server fills what is shorter with NULLs,
+        and the driver looks at each value of an array twice.
+        """
         if not self.rows:
             return [[] for _ in range(self._width)]
-        return [list(column) for column in zip(*self.rows, strict=True)]
+        columns = zip(*self.rows, strict=True)
+        return [[] if _is_empty(column) else list(column) for column in columns]
+
+
+def _is_empty(column: tuple[Any, ...]) -> bool:
+    return column[0] is None and column.count(None) == len(column)
 
 
 @dataclass(slots=True)

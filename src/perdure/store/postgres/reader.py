@@ -8,7 +8,7 @@ from pydantic import JsonValue
 
 from perdure.protocol.codec import decode
 from perdure.protocol.errors import Unavailable, Unreadable
-from perdure.protocol.ids import ARTIFACT, INTERRUPT, RUN, THREAD, hex_of
+from perdure.protocol.ids import ARTIFACT, INTERRUPT, RUN, THREAD, hex_of, is_id
 from perdure.protocol.log import RecordedEvent
 from perdure.protocol.records import (
     ArtifactRow,
@@ -35,6 +35,7 @@ from perdure.store.postgres.lanes import Access
 from perdure.store.postgres.state_values import state_value_of
 from perdure.store.postgres.statements import SQL
 from perdure.store.postgres.subscriptions import subscription_of
+from perdure.store.postgres.together import Together
 from perdure.store.postgres.wire import digest_out, id_in, id_out, text_out
 from perdure.store.reader import (
     Backlog,
@@ -65,6 +66,7 @@ class PostgresReader:
         self._access = access
         self._clock = clock
         self._check = check
+        self._runs = Together(self._load_runs)
 
     async def _fetch(self, name: str, *args: object) -> Sequence[Row]:
         return await self._access.fetch(SQL[name], *args)
@@ -78,8 +80,14 @@ class PostgresReader:
 
     async def find_run(self, tenant_id: str | None, run_id: str) -> RunRow | None:
         """See `Reader.find_run`."""
-        row = await self._first("find_run", hex_of(run_id), tenant_id)
-        return None if row is None else rows.run_of(row)
+        row = await self._runs.find(hex_of(run_id)) if is_id(RUN, run_id) else None
+        if row is None or tenant_id not in {None, row["tenant_id"]}:
+            return None
+        return rows.run_of(row)
+
+    async def _load_runs(self, ids: Sequence[str]) -> dict[str, Row]:
+        found = await self._fetch("find_runs", ids)
+        return {row["run_id"].hex: row for row in found}
 
     async def find_run_by_key(
         self, tenant_id: str, agent_id: str, idempotency_key: str

@@ -52,6 +52,8 @@ Clock = Callable[[], datetime] | None
 class PostgresStore:
     """The `Store` port over PostgreSQL."""
 
+    writes_aside = True
+
     def __init__(self, dsn: str, access: Access, clock: Clock) -> None:
         self._commits = Lane(dsn, shared=True)
         self._inserts = Lane(dsn, shared=True)

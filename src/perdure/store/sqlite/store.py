@@ -40,6 +40,8 @@ from perdure.store.sqlite.writer import Writer
 class SqliteStore:
     """The `Store` port over one writer thread."""
 
+    writes_aside = False  # the writer thread and the loop share the interpreter's lock
+
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
 

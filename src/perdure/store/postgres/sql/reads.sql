@@ -3,8 +3,8 @@
 -- most has a statement of its own. OFFSET 0 keeps the index of the tenant, which fits as well as long
 -- as nothing is known of the rows, from being taken for the one of a run.
 
--- name: find_run
-SELECT * FROM run_rows WHERE run_id = $1::uuid AND ($2::text IS NULL OR tenant_id = $2);
+-- name: find_runs
+SELECT * FROM run_rows WHERE run_id = ANY($1::uuid[]);
 
 -- name: leases_of
 SELECT run_id, lease_token FROM run_state WHERE lease_owner = $1 ORDER BY run_id LIMIT $2;

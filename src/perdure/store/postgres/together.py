@@ -1,0 +1,81 @@
+"""Reads by key that wait together travel together: one statement for all of them.
+
+Whoever comes when nobody reads is the first reader: it asks for itself and for all who came in the
+meantime. When it has its answer the next of those who wait takes its place. A read begins after it was
+asked for, never before, so that it sees all that was committed then.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from perdure.store.postgres.driver import Row
+
+GROUP_MAX = 64
+
+
+@dataclass(slots=True, eq=False)
+class _Look:
+    """One who waits for a row: it is woken when that is there, and when it is to read for all."""
+
+    key: str
+    wake: "asyncio.Future[None]"
+    is_done: bool = False
+    row: Row | None = None
+    error: Exception | None = None
+
+    def call(self) -> None:
+        if not self.wake.done():
+            self.wake.set_result(None)
+
+
+class Together:
+    """Finds rows by key; `load` returns those that are there of so many keys."""
+
+    def __init__(self, load: Callable[[Sequence[str]], Awaitable[Mapping[str, Row]]]) -> None:
+        self._load = load
+        self._waiting: list[_Look] = []
+        self._reader: _Look | None = None
+
+    async def find(self, key: str) -> Row | None:
+        """Return the row of a key, or None; raise what the statement raised."""
+        mine = _Look(key, asyncio.get_running_loop().create_future())
+        self._waiting.append(mine)
+        try:
+            if self._reader is None:
+                self._reader = mine
+            else:
+                await mine.wake
+            while not mine.is_done:
+                await self._read()
+        finally:
+            self._leave(mine)
+        if mine.error is not None:
+            raise mine.error
+        return mine.row
+
+    def _leave(self, mine: _Look) -> None:
+        if not mine.is_done and mine in self._waiting:
+            self._waiting.remove(mine)
+        if self._reader is mine:
+            self._reader = self._waiting[0] if self._waiting else None
+            if self._reader is not None:
+                self._reader.call()
+
+    async def _read(self) -> None:
+        """Read for the first who wait. Those whose reader was cancelled wait again."""
+        group, self._waiting = self._waiting[:GROUP_MAX], self._waiting[GROUP_MAX:]
+        try:
+            found = await self._load([look.key for look in group])
+            for look in group:
+                look.row = found.get(look.key)
+                look.is_done = True
+        except Exception as error:  # noqa: BLE001  # it is raised to each who asked
+            for look in group:
+                look.error = error
+                look.is_done = True
+        finally:
+            for look in group:
+                if look.is_done:
+                    look.call()
+            self._waiting[:0] = [look for look in group if not look.is_done]

@@ -1,0 +1,150 @@
+"""Reads by key that travel together: who comes meanwhile, who is cancelled, and what fails."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import anyio
+import pytest
+from anyio.lowlevel import checkpoint
+
+from perdure.protocol.errors import Unavailable
+from perdure.store.postgres.together import GROUP_MAX, Together
+
+
+class Table:
+    """Rows by key, which are read when somebody says so."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, Any] = {}
+        self.asked = list[list[str]]()
+        self.error: Exception | None = None
+        self.doors = [anyio.Event() for _ in range(9)]
+
+    async def load(self, keys: Sequence[str]) -> dict[str, Any]:
+        """Read the rows as they are when the door is opened."""
+        self.asked.append(list(keys))
+        await self.doors[len(self.asked) - 1].wait()
+        if self.error is not None:
+            raise self.error
+        return {key: self.rows[key] for key in keys if key in self.rows}
+
+    async def was_asked(self, times: int) -> None:
+        """Return once so many reads have begun."""
+        while len(self.asked) < times:
+            await checkpoint()
+
+    def open(self, *doors: int) -> None:
+        """Let these reads end."""
+        for door in doors:
+            self.doors[door].set()
+
+
+async def _settled() -> None:
+    for _ in range(5):
+        await checkpoint()
+
+
+async def test_those_who_come_while_one_reads_are_read_for_together() -> None:
+    table, found = Table(), dict[str, Any]()
+    together = Together(table.load)
+
+    async def find(key: str) -> None:
+        found[key] = await together.find(key)
+
+    table.rows = {"a": 1, "b": 2, "c": 3}
+    async with anyio.create_task_group() as group:
+        group.start_soon(find, "a")
+        await table.was_asked(1)
+        for key in ("b", "c", "nobody"):
+            group.start_soon(find, key)
+        await _settled()
+        assert table.asked == [["a"]]
+        table.rows["b"] = "newer"
+        table.open(0)
+        await table.was_asked(2)
+        assert found == {"a": 1}
+        table.open(1)
+    assert table.asked == [["a"], ["b", "c", "nobody"]]
+    assert found == {"a": 1, "b": "newer", "c": 3, "nobody": None}
+
+
+async def test_a_read_that_has_begun_is_not_an_answer_for_who_comes_later() -> None:
+    """It may have seen the row before a commit that the caller knows of."""
+    table = Table()
+    together = Together(table.load)
+    async with anyio.create_task_group() as group:
+        group.start_soon(together.find, "a")
+        await table.was_asked(1)
+        group.start_soon(together.find, "a")
+        table.open(0, 1)
+    assert table.asked == [["a"], ["a"]]
+
+
+async def test_who_reads_for_others_and_is_cancelled_leaves_it_to_them() -> None:
+    table, found = Table(), dict[str, Any]()
+    together = Together(table.load)
+
+    async def find(key: str) -> None:
+        found[key] = await together.find(key)
+
+    async def leave(key: str) -> None:
+        with reading:
+            await find(key)
+
+    table.rows = dict.fromkeys("abcd", 1)
+    reading = anyio.CancelScope()
+    async with anyio.create_task_group() as group:
+        group.start_soon(find, "a")
+        await table.was_asked(1)
+        group.start_soon(leave, "b")
+        group.start_soon(find, "c")
+        group.start_soon(find, "d")
+        await _settled()
+        table.open(0)
+        await table.was_asked(2)
+        reading.cancel()
+        table.open(2)
+    assert table.asked == [["a"], ["b", "c", "d"], ["c", "d"]]
+    assert found == {"a": 1, "c": 1, "d": 1}
+
+
+async def test_who_waits_and_is_cancelled_is_read_for_no_more() -> None:
+    table = Table()
+    together = Together(table.load)
+    async with anyio.create_task_group() as group:
+        group.start_soon(together.find, "a")
+        await table.was_asked(1)
+        with anyio.move_on_after(0):
+            await together.find("b")
+        group.start_soon(together.find, "c")
+        table.open(0, 1)
+    assert table.asked == [["a"], ["c"]]
+
+
+async def test_what_fails_is_told_to_each_and_keeps_nobody_after_them() -> None:
+    table, told = Table(), list[str]()
+    together = Together(table.load)
+
+    async def find(key: str) -> None:
+        try:
+            await together.find(key)
+        except Unavailable:
+            told.append(key)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(find, "a")
+        await table.was_asked(1)
+        for number in range(GROUP_MAX + 1):
+            group.start_soon(find, str(number))
+        await _settled()
+        table.error = Unavailable("away")
+        table.open(0, 1)
+        await table.was_asked(3)
+        table.error = None
+        table.open(2)
+    assert [len(keys) for keys in table.asked] == [1, GROUP_MAX, 1]
+    assert sorted(told) == sorted(["a", *map(str, range(GROUP_MAX))])
+    table.error = Unavailable("away")
+    table.open(3)
+    with pytest.raises(Unavailable):
+        await together.find("b")
