@@ -80,32 +80,31 @@ async def test_a_read_that_has_begun_is_not_an_answer_for_who_comes_later() -> N
     assert table.asked == [["a"], ["a"]]
 
 
-async def test_who_reads_for_others_and_is_cancelled_leaves_it_to_them() -> None:
+async def test_who_reads_for_others_and_is_cancelled_leaves_it_to_those_who_still_wait() -> None:
     table, found = Table(), dict[str, Any]()
     together = Together(table.load)
+    scopes = {key: anyio.CancelScope() for key in "abcd"}
 
     async def find(key: str) -> None:
-        found[key] = await together.find(key)
-
-    async def leave(key: str) -> None:
-        with reading:
-            await find(key)
+        with scopes[key]:
+            found[key] = await together.find(key)
 
     table.rows = dict.fromkeys("abcd", 1)
-    reading = anyio.CancelScope()
     async with anyio.create_task_group() as group:
         group.start_soon(find, "a")
         await table.was_asked(1)
-        group.start_soon(leave, "b")
-        group.start_soon(find, "c")
-        group.start_soon(find, "d")
+        for key in "bcd":
+            group.start_soon(find, key)
         await _settled()
         table.open(0)
         await table.was_asked(2)
-        reading.cancel()
+        scopes["c"].cancel()
+        await _settled()
+        scopes["b"].cancel()
+        await table.was_asked(3)
         table.open(2)
-    assert table.asked == [["a"], ["b", "c", "d"], ["c", "d"]]
-    assert found == {"a": 1, "c": 1, "d": 1}
+    assert table.asked == [["a"], ["b", "c", "d"], ["d"]]
+    assert found == {"a": 1, "d": 1}
 
 
 async def test_who_waits_and_is_cancelled_is_read_for_no_more() -> None:

@@ -55,7 +55,8 @@ class Together:
         return mine.row
 
     def _leave(self, mine: _Look) -> None:
-        if not mine.is_done and mine in self._waiting:
+        mine.is_done = True  # whoever reads for it now does not let it wait again
+        if mine in self._waiting:
             self._waiting.remove(mine)
         if self._reader is mine:
             self._reader = self._waiting[0] if self._waiting else None
