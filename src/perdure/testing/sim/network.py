@@ -349,9 +349,12 @@ class _Port:
         self._target = target
         self._process = process
 
-    def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
+    def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]] | bool:
         network, target, process = self._network, self._target, self._process
-        if not inspect.iscoroutinefunction(getattr(target, name)):
+        found = getattr(target, name)
+        if isinstance(found, bool):  # what a store says of itself, without a journey
+            return found
+        if not inspect.iscoroutinefunction(found):
             raise AttributeError(name)
 
         def ask(*args: Any, **kwargs: Any) -> Awaitable[Any]:
