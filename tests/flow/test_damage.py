@@ -29,8 +29,17 @@ from tests.flow.world import data_of, database_at, flow, swept_until
 ROWS = {
     "no JSON": "UPDATE runs SET options = ! WHERE run_id = ?",
     "no text": "UPDATE runs SET trace_id = CAST(! AS TEXT) WHERE run_id = ?",
+    "no time": "UPDATE runs SET created_at = TIME WHERE run_id = ?",
+    "no time in the hot row": "UPDATE run_state SET updated_at = TIME WHERE run_id = ?",
 }
-"""Damage of a run's cold row. PostgreSQL keeps no text that is not UTF-8."""
+"""Damage of a run's row. PostgreSQL keeps no text that is not UTF-8."""
+
+
+def _damage(url: str, statement: str, run_id: str) -> None:
+    """Damage a row; TIME is one that the database has and Python has not."""
+    time = "'20000-01-01'" if url.startswith("postgresql") else str(9 * 10**18)
+    value = b"\xff" if "!" in statement else None
+    Rows(url).damage(statement.replace("TIME", time), run_id, value)
 
 
 @pytest.mark.parametrize("kind", list(ROWS))
@@ -47,7 +56,7 @@ async def test_a_row_that_cannot_be_read_fails_no_list_no_claim_and_no_verificat
         await engine.drain()
         runs = [await engine.submit("any") for _ in range(5)]
         broken, sound = runs[2], [*runs[:2], *runs[3:]]
-        Rows(url).damage(ROWS[kind], broken, b"\xff")
+        _damage(url, ROWS[kind], broken)
         reader = database.reader
         for tenant in (None, TENANT_DEFAULT):
             seen: list[str] = []
@@ -62,11 +71,28 @@ async def test_a_row_that_cannot_be_read_fails_no_list_no_claim_and_no_verificat
         for run_id in sound:
             assert (await engine.wait_terminal(run_id)).hot.state is RunState.SUCCEEDED
         assert not await reader.is_ready(broken)
-        assert (await reader.events_after(broken, 0, limit=10))[-1].type == "repair"
+        last = (await reader.events_after(broken, 0, limit=10))[-1].type
+        assert last == ("state" if "hot" in kind else "repair")  # without a seq nothing is written
         found: list[Finding] = []
         report = await verify(reader, on_finding=found.append)
         assert (report.runs, report.unreadable) == (4, 1)
         assert [(finding.check, finding.run_id) for finding in found] == [("C6", broken)]
+
+
+async def test_a_timer_whose_time_is_damaged_keeps_no_other_from_being_acted_upon(url: str) -> None:
+    """F21: one before all times had failed the sweeps of all runs; it is due, and its run looked at."""
+    before_all = "'4000-01-01 BC'" if url.startswith("postgresql") else str(-9 * 10**18)
+    async with database_at(url) as database:
+        runs = [make.new_run(run_s=0.000001) for _ in range(3)]
+        for new in runs:
+            await database.store.insert_run(new)
+        broken = runs[1].run_id
+        Rows(url).damage(f"UPDATE timers SET due_at = {before_all} WHERE run_id = ?", broken)  # noqa: S608  # a time
+        due = await database.reader.due_timers(2)
+        due += await database.reader.due_timers(2, due[-1])
+        assert due[0].run_id == broken
+        assert sorted(timer.run_id for timer in due) == sorted(new.run_id for new in runs)
+        assert [timer.run_id for timer in await database.reader.timers_of(broken)] == [broken]
 
 
 NEWER = "UPDATE run_state SET waiting_kind = 'of_a_newer_release' WHERE run_id = ?"

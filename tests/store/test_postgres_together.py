@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import anyio
+import asyncpg
 import pytest
 from anyio.lowlevel import checkpoint
 
@@ -147,3 +148,34 @@ async def test_what_fails_is_told_to_each_and_keeps_nobody_after_them() -> None:
     table.open(3)
     with pytest.raises(Unavailable):
         await together.find("b")
+
+
+async def test_a_row_that_the_server_cannot_read_keeps_nobody_who_asked_beside_it() -> None:
+    """F21: a damaged page had failed every look at a run that travelled with it."""
+    asked, told = list[list[str]](), dict[str, Any]()
+    first = anyio.Event()
+
+    async def load(keys: Sequence[str]) -> dict[str, Any]:
+        asked.append(list(keys))
+        await first.wait()
+        if "bad" in keys:
+            raise Unavailable("the database cannot answer") from asyncpg.DataCorruptedError(
+                "page 7"
+            )
+        return dict.fromkeys(keys, 1)
+
+    together = Together(load)
+
+    async def find(key: str) -> None:
+        try:
+            told[key] = await together.find(key)
+        except Unavailable:
+            told[key] = None
+
+    async with anyio.create_task_group() as group:
+        for key in ("a", "b", "bad", "c"):
+            group.start_soon(find, key)
+        await _settled()
+        first.set()
+    assert told == {"a": 1, "b": 1, "bad": None, "c": 1}
+    assert asked == [["a"], ["b", "bad", "c"], ["b"], ["bad"], ["c"]]

@@ -2,14 +2,18 @@
 
 import logging
 from collections.abc import Callable
-from typing import TypeVar
+from datetime import UTC, datetime
+from typing import Final, TypeVar
 
 from perdure.protocol.errors import Unreadable
 
 log = logging.getLogger(__name__)
 
-BROKEN = (ValueError, TypeError, LookupError)
-"""What reading a damaged row may raise."""
+BROKEN = (ValueError, TypeError, LookupError, ArithmeticError)
+"""What reading a damaged row may raise; arithmetic for a time beyond those that there are."""
+
+FIRST_TIME: Final = datetime.min.replace(tzinfo=UTC)
+"""Stands for a due time that is damaged and before all times: whoever acts on it looks at the run."""
 
 OnUnreadable = Callable[[str, str], None]
 """Is told the id of a row that a list leaves out, and why."""

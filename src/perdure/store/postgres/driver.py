@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import asyncpg
 
 from perdure.protocol.errors import Unavailable
+from perdure.store.postgres.wire import time_from_driver, time_to_driver
 
 Row = Mapping[str, Any]
 
@@ -85,17 +86,39 @@ async def connect(
     Raises Unreached, with the host, when nobody answers there; the driver's other errors pass, and
     `errors.translate` reads them.
     """
+    opened: Any = None
     try:
-        opened: object = await asyncpg.connect(
-            dsn,
-            timeout=timeout_s,
-            max_cached_statement_lifetime=0,
-            max_cacheable_statement_size=0,
-            server_settings=dict(settings),
-        )
-    except (OSError, TimeoutError) as error:
-        raise Unreached(place_of(dsn), error) from error
+        async with asyncio.timeout(timeout_s):
+            opened = await asyncpg.connect(
+                dsn,
+                timeout=timeout_s,
+                max_cached_statement_lifetime=0,
+                max_cacheable_statement_size=0,
+                server_settings=dict(settings),
+            )
+            await _have_times_told(opened)
+    except BaseException as error:
+        if opened is not None:
+            opened.terminate()
+        if isinstance(error, OSError | TimeoutError):
+            raise Unreached(place_of(dsn), error) from error
+        raise
     return cast("Connection", opened)
+
+
+async def _have_times_told(opened: Any) -> None:
+    """Have times read so that one which is damaged fails its row, and not the statement.
+
+    The driver looks the type up: behind a pooler both round trips must meet one server.
+    """
+    async with opened.transaction():
+        await opened.set_type_codec(
+            "timestamptz",
+            schema="pg_catalog",
+            encoder=time_to_driver,
+            decoder=time_from_driver,
+            format="tuple",
+        )
 
 
 class Unreached(OSError):
@@ -148,6 +171,7 @@ class Pool:
             max_size=self._size_max,
             max_inactive_connection_lifetime=300.0,
             timeout=CONNECT_S,
+            init=_have_times_told,
             reset=_keep,
             statement_cache_size=0 if self._pgbouncer else 200,
             max_cached_statement_lifetime=0,

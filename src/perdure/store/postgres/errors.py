@@ -120,6 +120,12 @@ def is_outage(error: BaseException) -> bool:
     )
 
 
+def may_be_of_one(error: BaseException) -> bool:
+    """Tell whether an error of ours may come of one row or value of several, and not of the server."""
+    cause = error.__cause__
+    return cause is not None and trouble_of(cause) in {Trouble.DATA, Trouble.BUG}
+
+
 def translate(error: BaseException) -> PerdureError:
     """Return the error a caller sees when nothing helped."""
     if trouble_of(error) is Trouble.FULL:

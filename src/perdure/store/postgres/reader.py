@@ -6,7 +6,6 @@ from typing import Literal, TypeVar
 
 from pydantic import JsonValue
 
-from perdure.protocol.codec import decode
 from perdure.protocol.errors import Unavailable, Unreadable
 from perdure.protocol.ids import ARTIFACT, INTERRUPT, RUN, THREAD, hex_of, is_id
 from perdure.protocol.log import RecordedEvent
@@ -357,27 +356,11 @@ class PostgresReader:
 
     async def list_agents(self) -> list[RegisteredAgent]:
         """See `Reader.list_agents`. Versions registered at one time are in order of version."""
-        return [
-            RegisteredAgent(
-                agent_id=row["agent_id"],
-                version=row["version"],
-                card=decode(row["card"]),
-                registered_at=row["registered_at"],
-            )
-            for row in await self._fetch("list_agents")
-        ]
+        return [rows.agent_of(row) for row in await self._fetch("list_agents")]
 
     async def list_tools(self) -> list[RegisteredTool]:
         """See `Reader.list_tools`. Versions registered at one time are in order of version."""
-        return [
-            RegisteredTool(
-                name=row["name"],
-                version=row["version"],
-                spec=decode(row["spec"]),
-                registered_at=row["registered_at"],
-            )
-            for row in await self._fetch("list_tools")
-        ]
+        return [rows.tool_of(row) for row in await self._fetch("list_tools")]
 
     async def list_late(self, run_id: str) -> list[LateRow]:
         """See `Reader.list_late`."""

@@ -5,6 +5,7 @@ columns it needs, and a missing one is a KeyError in the tests.
 """
 
 from collections.abc import Callable
+from datetime import datetime
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
@@ -67,8 +68,10 @@ from perdure.store.postgres.wire import (
     id_in,
     id_in_or_none,
     text_in,
+    time_in,
 )
-from perdure.store.reading import BROKEN, unreadable
+from perdure.store.reader import RegisteredAgent, RegisteredTool
+from perdure.store.reading import BROKEN, FIRST_TIME, unreadable
 from perdure.store.requests import DueTimer, Inserted, TimerKind
 
 _NO_COUNTERS = Counters()
@@ -112,7 +115,7 @@ def facts_of(row: Row) -> RunFacts:
         options=RunOptions.model_validate_json(row["options"]),
         caller=Caller.model_validate_json(row["caller"]),
         trace_id=row["trace_id"],
-        created_at=row["created_at"],
+        created_at=time_in(row["created_at"]),
         required_runtime=row["required_runtime"],
         schema_version=row["schema_version"],
     )
@@ -140,15 +143,15 @@ def hot_of(row: Row) -> RunHot:
         faults=row["faults"],
         lease_owner=row["lease_owner"],
         lease_token=row["lease_token"],
-        lease_expires_at=row["lease_expires_at"],
+        lease_expires_at=time_in(row["lease_expires_at"]),
         cancel_epoch=row["cancel_epoch"],
         cancel_action=None if row["cancel_action"] is None else CancelAction(row["cancel_action"]),
         cancel_options=CancelOption(row["cancel_options"]),
         parked_on=None if row["parked_on"] is None else ParkedOn(row["parked_on"]),
         waiting_kind=None if row["waiting_kind"] is None else InterruptKind(row["waiting_kind"]),
-        waiting_since=row["waiting_since"],
-        wake_at=row["wake_at"],
-        deadline_at=row["deadline_at"],
+        waiting_since=time_in(row["waiting_since"]),
+        wake_at=time_in(row["wake_at"]),
+        deadline_at=time_in(row["deadline_at"]),
         code=None if row["code"] is None else FailureCode(row["code"]),
         open_calls=row["open_calls"],
         open_interrupts=row["open_interrupts"],
@@ -156,9 +159,9 @@ def hot_of(row: Row) -> RunHot:
         counters=counters_of(row["counters"]),
         checkpoint_seq=row["checkpoint_seq"],
         terminal_seq=row["terminal_seq"],
-        started_at=row["started_at"],
-        finished_at=row["finished_at"],
-        updated_at=row["updated_at"],
+        started_at=time_in(row["started_at"]),
+        finished_at=time_in(row["finished_at"]),
+        updated_at=time_in(row["updated_at"]),
         last_commit_id=id_in_or_none(COMMIT, row["last_commit_id"]),
     )
 
@@ -178,7 +181,7 @@ def event_of(run_id: str, row: Row) -> RecordedEvent:
         seq=row["seq"],
         type=TYPE_NAME.get(number, f"type_{number}"),
         step_index=row["step_index"],
-        at=row["at"],
+        at=time_in(row["at"]),
         attempt=row["attempt"],
         epoch=row["epoch"],
         raw=data_in(row["data"]),
@@ -194,8 +197,8 @@ def attempt_of(row: Row) -> AttemptRow:
         attempt=row["attempt"],
         token=row["token"],
         worker_id=row["worker_id"],
-        started_at=row["started_at"],
-        ended_at=row["ended_at"],
+        started_at=time_in(row["started_at"]),
+        ended_at=time_in(row["ended_at"]),
         end_reason=None if row["end_reason"] is None else AttemptEnd(row["end_reason"]),
         last_commit_id=id_in_or_none(COMMIT, row["last_commit_id"]),
     )
@@ -210,8 +213,8 @@ def step_of(run_id: str, row: Row) -> StepRow:
         status=StepStatus(row["status"]),
         first_seq=row["first_seq"],
         last_seq=row["last_seq"],
-        started_at=row["started_at"],
-        ended_at=row["ended_at"],
+        started_at=time_in(row["started_at"]),
+        ended_at=time_in(row["ended_at"]),
     )
 
 
@@ -248,8 +251,8 @@ def execution_of(run_id: str, row: Row) -> ExecutionRow:
         run_id=run_id,
         attempt=row["attempt"],
         args_digest=digest_in(row["args_digest"]),
-        started_at=row["started_at"],
-        ended_at=row["ended_at"],
+        started_at=time_in(row["started_at"]),
+        ended_at=time_in(row["ended_at"]),
         outcome=None if row["outcome"] is None else ToolCallStatus(row["outcome"]),
     )
 
@@ -267,7 +270,7 @@ def checkpoint_of(row: Row) -> CheckpointRow:
         schema_version=row["schema_version"],
         agent_state=decode(row["agent_state"]),
         digest=digest_in(row["digest"]),
-        created_at=row["created_at"],
+        created_at=time_in(row["created_at"]),
     )
 
 
@@ -286,14 +289,14 @@ def interrupt_of(row: Row) -> InterruptRow:
         definition_digest=digest_in_or_none(row["definition_digest"]),
         opened_seq=row["opened_seq"],
         closed_seq=row["closed_seq"],
-        expires_at=row["expires_at"],
+        expires_at=time_in(row["expires_at"]),
         on_expiry=OnExpiry(row["on_expiry"]),
         answer=row["answer"],
         answer_digest=digest_in_or_none(row["answer_digest"]),
         answered_by=text_in(row["answered_by"]),
-        answered_at=row["answered_at"],
+        answered_at=time_in(row["answered_at"]),
         consumed_by=row["consumed_by"],
-        created_at=row["created_at"],
+        created_at=time_in(row["created_at"]),
     )
 
 
@@ -314,7 +317,7 @@ def artifact_of(row: Row) -> ArtifactRow:
         step_index=row["step_index"],
         tool_call_id=id_in_or_none(TOOL_CALL, row["tool_call_id"]),
         seq=row["seq"],
-        created_at=row["created_at"],
+        created_at=time_in(row["created_at"]),
     )
 
 
@@ -332,12 +335,13 @@ def thread_of(row: Row) -> ThreadRow:
         capabilities=[str(item) for item in capabilities] if isinstance(capabilities, list) else [],
         active_run_id=id_in_or_none(RUN, row["active_run_id"]),
         last_position=row["last_position"],
-        created_at=row["created_at"],
-        updated_at=row["updated_at"],
-        deleted_at=row["deleted_at"],
+        created_at=time_in(row["created_at"]),
+        updated_at=time_in(row["updated_at"]),
+        deleted_at=time_in(row["deleted_at"]),
     )
 
 
+@readable
 def base_of(row: Row) -> ThreadBase:
     """Return what a thread says of another."""
     return ThreadBase(
@@ -348,7 +352,7 @@ def base_of(row: Row) -> ThreadBase:
         kind=BaseKind(row["kind"]),
         author=text_in(row["author"]) or "",
         run_id=id_in_or_none(RUN, row["run_id"]),
-        created_at=row["created_at"],
+        created_at=time_in(row["created_at"]),
     )
 
 
@@ -365,7 +369,7 @@ def message_of(row: Row) -> MessageRow:
         role=Role(row["role"]),
         author=text_in(row["author"]) or "",
         body=None if row["body"] is None else decode(row["body"]),
-        created_at=row["created_at"],
+        created_at=time_in(row["created_at"]),
     )
 
 
@@ -381,7 +385,7 @@ def late_of(row: Row) -> LateRow:
         seq=row["seq"],
         status=ToolCallStatus(row["status"]),
         external_ref=text_in(row["external_ref"]),
-        recorded_at=row["recorded_at"],
+        recorded_at=time_in(row["recorded_at"]),
     )
 
 
@@ -400,7 +404,11 @@ def timer_of(row: Row) -> DueTimer:
     prefix = _REFS.get(kind)
     ref = None if prefix is None else id_in(prefix, row["ref"])
     run_id = id_in(RUN, row["run_id"])
-    return DueTimer(run_id=run_id, kind=kind, ref=ref, due_at=row["due_at"])
+    return DueTimer(run_id=run_id, kind=kind, ref=ref, due_at=_due_in(row["due_at"]))
+
+
+def _due_in(told: datetime | int) -> datetime:
+    return FIRST_TIME if isinstance(told, int) and told < 0 else time_in(told)
 
 
 @readable
@@ -408,3 +416,25 @@ def keyed_run_of(row: Row) -> Inserted:
     """Return the run that was found under a key."""
     fingerprint = text_in(row["fingerprint"]) or ""
     return Inserted(row=run_of(row), created=False, fingerprint=fingerprint)
+
+
+@readable
+def agent_of(row: Row) -> RegisteredAgent:
+    """Return a registered agent."""
+    return RegisteredAgent(
+        agent_id=row["agent_id"],
+        version=row["version"],
+        card=decode(row["card"]),
+        registered_at=time_in(row["registered_at"]),
+    )
+
+
+@readable
+def tool_of(row: Row) -> RegisteredTool:
+    """Return a registered tool."""
+    return RegisteredTool(
+        name=row["name"],
+        version=row["version"],
+        spec=decode(row["spec"]),
+        registered_at=time_in(row["registered_at"]),
+    )

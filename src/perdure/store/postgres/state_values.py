@@ -15,7 +15,7 @@ from perdure.store.lasting import adopted_values, in_lock_order
 from perdure.store.postgres.driver import Connection, Row
 from perdure.store.postgres.rows import readable
 from perdure.store.postgres.statements import SQL
-from perdure.store.postgres.wire import id_in
+from perdure.store.postgres.wire import id_in, time_in
 
 _ALL = 1_000_000
 
@@ -105,7 +105,7 @@ def state_value_of(row: Row) -> StateValueRow:
         position=row["position"],
         run_id=id_in(RUN, row["run_id"]),
         seq=row["seq"],
-        updated_at=row["updated_at"],
+        updated_at=time_in(row["updated_at"]),
         rule=row["rule"],
         value=None if value is None else decode(value),
         empty=value is None,

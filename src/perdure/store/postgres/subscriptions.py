@@ -9,7 +9,7 @@ from perdure.store.postgres.driver import Connection, Row
 from perdure.store.postgres.rows import readable
 from perdure.store.postgres.statements import SQL
 from perdure.store.postgres.threads import create_thread
-from perdure.store.postgres.wire import id_in
+from perdure.store.postgres.wire import id_in, time_in
 
 
 async def put_subscription(
@@ -62,7 +62,7 @@ def subscription_of(row: Row) -> SubscriptionRow:
         topic=row["topic"],
         agent_id=row["agent_id"],
         inbox_thread_id=id_in(THREAD, row["inbox_thread_id"]),
-        created_at=row["created_at"],
+        created_at=time_in(row["created_at"]),
         terms=SubscriptionTerms.model_validate_json(row["terms"]),
         caller=Caller.model_validate_json(row["caller"]),
     )

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from perdure.store.postgres.driver import Row
+from perdure.store.postgres.errors import may_be_of_one
 
 GROUP_MAX = 64
 
@@ -67,16 +68,25 @@ class Together:
         """Read for the first who wait. Those whose reader was cancelled wait again."""
         group, self._waiting = self._waiting[:GROUP_MAX], self._waiting[GROUP_MAX:]
         try:
-            found = await self._load([look.key for look in group])
-            for look in group:
-                look.row = found.get(look.key)
-                look.is_done = True
-        except Exception as error:  # noqa: BLE001  # it is raised to each who asked
-            for look in group:
-                look.error = error
-                look.is_done = True
+            await self._read_for(group)
         finally:
             for look in group:
                 if look.is_done:
                     look.call()
             self._waiting[:0] = [look for look in group if not look.is_done]
+
+    async def _read_for(self, group: Sequence[_Look]) -> None:
+        try:
+            found = await self._load([look.key for look in group])
+        except Exception as error:  # noqa: BLE001  # it is raised to each who asked
+            if len(group) > 1 and may_be_of_one(error):
+                for look in group:
+                    await self._read_for([look])
+                return
+            for look in group:
+                look.error = error
+                look.is_done = True
+        else:
+            for look in group:
+                look.row = found.get(look.key)
+                look.is_done = True

@@ -4,17 +4,24 @@ An event's data is deflated when that saves a tenth: PostgreSQL itself compresse
 more than 2 KB, and most events are smaller. JSON begins with a brace and deflated data with 0x78,
 so that either is known when it is read.
 
+A time that is damaged may lie beyond those that Python has. The driver would fail on it, and with it
+the whole statement, so it is told as the number that it is, and refused where its row is read.
+
 Free text is text that a caller, a tool or a model makes up: PostgreSQL's `text` refuses U+0000.
 """
 
 import re
 import zlib
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
 from uuid import UUID
 
 from perdure.protocol.ids import hex_of
 
 DEFLATE_FROM_BYTES = 256
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_SINCE: Final = datetime(2000, 1, 1, tzinfo=UTC)
+_MICRO: Final = timedelta(microseconds=1)
 
 
 def digest_out(digest: str) -> bytes:
@@ -81,3 +88,23 @@ def id_in(prefix: str, stored: UUID) -> str:
 def id_in_or_none(prefix: str, stored: UUID | None) -> str | None:
     """Return the id text of a UUID that may be absent."""
     return None if stored is None else f"{prefix}_{stored.hex}"
+
+
+def time_to_driver(time: datetime) -> tuple[int]:
+    """Return what goes over the wire for a time: microseconds since 2000."""
+    return ((time - _SINCE) // _MICRO,)
+
+
+def time_from_driver(stored: tuple[int]) -> datetime | int:
+    """Return the time of what came over the wire; a number that is none is returned as it is."""
+    try:
+        return _SINCE + timedelta(microseconds=stored[0])
+    except OverflowError:
+        return stored[0]
+
+
+def time_in(told: Any) -> Any:
+    """Return a time of a row, or None; raise ValueError for one that is none."""
+    if isinstance(told, int):
+        raise ValueError("a time is out of range")
+    return told

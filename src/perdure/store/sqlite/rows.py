@@ -50,6 +50,7 @@ from perdure.protocol.states import (
 )
 from perdure.protocol.values import Value
 from perdure.store.reader import PlacedRun, RegisteredAgent, RegisteredTool
+from perdure.store.reading import FIRST_TIME
 from perdure.store.requests import DueTimer, Inserted, LeaseKey, TimerKind
 from perdure.store.rules import Kept
 
@@ -470,7 +471,7 @@ def read_timer(row: Row) -> DueTimer:
         run_id=f"run_{row[0].hex()}",
         kind=kind,
         ref=f"{prefix}_{row[2].hex()}" if row[2] else None,
-        due_at=from_micros(row[3]),
+        due_at=from_micros(max(row[3], to_micros(FIRST_TIME))),
     )
 
 
