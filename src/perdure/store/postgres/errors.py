@@ -120,6 +120,12 @@ def is_outage(error: BaseException) -> bool:
     )
 
 
+def is_damage(error: BaseException) -> bool:
+    """Tell whether an error of ours says that something stored is damaged, or has no value here."""
+    state = getattr(error.__cause__, "sqlstate", None)
+    return isinstance(error, DataRefused) or state in _DAMAGED
+
+
 def translate(error: BaseException) -> PerdureError:
     """Return the error a caller sees when nothing helped."""
     if trouble_of(error) is Trouble.FULL:

@@ -3,6 +3,9 @@
 Whoever comes when nobody reads is the first reader: it asks for itself and for all who came in the
 meantime. When it has its answer the next of those who wait takes its place. A read begins after it was
 asked for, never before, so that it sees all that was committed then.
+
+A damaged row fails the whole statement: each of its group is read by itself then. An outage is told to
+all who have waited as long.
 """
 
 import asyncio
@@ -10,6 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from perdure.store.postgres.driver import Row
+from perdure.store.postgres.errors import is_damage, is_outage
 
 GROUP_MAX = 64
 
@@ -20,9 +24,17 @@ class _Look:
 
     key: str
     wake: "asyncio.Future[None]"
+    is_alone: bool = False
+    """It is read by itself: a row of its group is damaged."""
     is_done: bool = False
     row: Row | None = None
     error: Exception | None = None
+
+    def answer(self, row: Row | None, error: Exception | None = None) -> None:
+        if self.is_done:  # it was cancelled
+            return
+        self.is_done, self.row, self.error = True, row, error
+        self.call()
 
     def call(self) -> None:
         if not self.wake.done():
@@ -65,18 +77,19 @@ class Together:
 
     async def _read(self) -> None:
         """Read for the first who wait. Those whose reader was cancelled wait again."""
-        group, self._waiting = self._waiting[:GROUP_MAX], self._waiting[GROUP_MAX:]
+        most = 1 if self._waiting[0].is_alone else GROUP_MAX
+        group, behind = self._waiting[:most], self._waiting[most:]
+        self._waiting = behind[:]
         try:
             found = await self._load([look.key for look in group])
             for look in group:
-                look.row = found.get(look.key)
-                look.is_done = True
+                look.answer(found.get(look.key))
         except Exception as error:  # noqa: BLE001  # it is raised to each who asked
-            for look in group:
-                look.error = error
-                look.is_done = True
+            if len(group) > 1 and is_damage(error):
+                for look in group:
+                    look.is_alone = True
+            else:
+                for look in (*group, *(behind if is_outage(error) else ())):
+                    look.answer(None, error)
         finally:
-            for look in group:
-                if look.is_done:
-                    look.call()
-            self._waiting[:0] = [look for look in group if not look.is_done]
+            self._waiting = [look for look in (*group, *self._waiting) if not look.is_done]
