@@ -22,7 +22,7 @@ from perdure.protocol.decisions import (
 )
 from perdure.protocol.events import ChildEvent, ErrorEvent, ResultEvent, StateEvent, Usage
 from perdure.protocol.failures import FailureCode
-from perdure.protocol.runs import RunRow, status_of, waiting_on
+from perdure.protocol.runs import RunRow, status_of, waiting_on, waits_for_person
 from perdure.protocol.states import (
     Answer,
     ParkedOn,
@@ -31,6 +31,9 @@ from perdure.protocol.states import (
     SideEffect,
     WaitingOn,
 )
+from perdure.service.base import Service
+from perdure.service.principal import LOCAL
+from perdure.service.runs import get_run
 from perdure.store.reader import RunFilter
 from perdure.testing.clock import ShiftingClock
 from perdure.testing.embedded import SETTINGS, Embedded, call, calls, scripted, unasked
@@ -239,6 +242,30 @@ async def test_a_detached_child_goes_its_own_way(url: str) -> None:
         assert ended.hot.state is RunState.SUCCEEDED
         events = data_of(await engine.events(run_id), ChildEvent)
         assert phases(events) == ["spawned", "spawned", "result"]
+
+
+async def test_what_a_detached_child_asks_keeps_its_parent_from_nothing(
+    url: str, zoo: ToolZoo
+) -> None:
+    """R-2.7, R-3.4: the parent waits for the other child, and shows only what that one asks."""
+    asking = scripted("asking", [Ask(title="still?"), Finish(answer="alone")])
+    busy = scripted("busy", [call("hang"), Ask(title="now?"), Finish()], tools=["hang"])
+    requests = [ChildRequest(agent_id="asking", detach=True), ChildRequest(agent_id="busy")]
+    async with flow(url, [manager(*requests), asking, busy], zoo) as engine:
+        service = Service(core=engine.core)
+        run_id = await engine.submit("manager")
+        await engine.wait_until(run_id, lambda row: row.hot.parked_on is ParkedOn.CHILD)
+        detached, attached = await rows_below(engine, run_id)
+        await engine.wait_waiting(detached.facts.run_id)
+        shown = await get_run(service, LOCAL, run_id)
+        assert (shown.open_interrupts, waits_for_person(shown)) == ([], False)
+        zoo.open_gate()
+        [question] = await engine.wait_waiting(attached.facts.run_id)
+        shown = await get_run(service, LOCAL, run_id)
+        assert (shown.open_interrupts, waits_for_person(shown)) == ([question.interrupt_id], True)
+        await engine.answer(question.interrupt_id, Answer.RESPOND)
+        await engine.wait_terminal(run_id)
+        await engine.cancel(detached.facts.run_id)
 
 
 async def test_limits_of_depth_and_width(url: str) -> None:

@@ -1,6 +1,7 @@
 """Reads by key that travel together: who comes meanwhile, who is cancelled, and what fails."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import anyio
@@ -8,8 +9,12 @@ import asyncpg
 import pytest
 from anyio.lowlevel import checkpoint
 
-from perdure.protocol.errors import Unavailable
+from perdure.protocol.errors import Unavailable, Unreadable
+from perdure.protocol.ids import uuid_of
+from perdure.store.postgres import PostgresDatabase
+from perdure.store.postgres.errors import DataRefused, refuse, translate
 from perdure.store.postgres.together import GROUP_MAX, Together
+from perdure.testing import builders as make
 
 
 class Table:
@@ -19,6 +24,8 @@ class Table:
         self.rows: dict[str, Any] = {}
         self.asked = list[list[str]]()
         self.error: Exception | None = None
+        self.damaged: tuple[str, Exception] | None = None
+        """A row's key, and what the driver says when it is read."""
         self.doors = [anyio.Event() for _ in range(9)]
 
     async def load(self, keys: Sequence[str]) -> dict[str, Any]:
@@ -27,6 +34,9 @@ class Table:
         await self.doors[len(self.asked) - 1].wait()
         if self.error is not None:
             raise self.error
+        if self.damaged is not None and self.damaged[0] in keys:
+            is_data = isinstance(self.damaged[1], OverflowError)
+            raise (refuse if is_data else translate)(self.damaged[1]) from self.damaged[1]
         return {key: self.rows[key] for key in keys if key in self.rows}
 
     async def was_asked(self, times: int) -> None:
@@ -150,32 +160,73 @@ async def test_what_fails_is_told_to_each_and_keeps_nobody_after_them() -> None:
         await together.find("b")
 
 
-async def test_a_row_that_the_server_cannot_read_keeps_nobody_who_asked_beside_it() -> None:
-    """F21: a damaged page had failed every look at a run that travelled with it."""
-    asked, told = list[list[str]](), dict[str, Any]()
-    first = anyio.Event()
-
-    async def load(keys: Sequence[str]) -> dict[str, Any]:
-        asked.append(list(keys))
-        await first.wait()
-        if "bad" in keys:
-            raise Unavailable("the database cannot answer") from asyncpg.DataCorruptedError(
-                "page 7"
-            )
-        return dict.fromkeys(keys, 1)
-
-    together = Together(load)
+async def test_a_row_that_cannot_be_read_fails_alone() -> None:
+    """F21: its damage is an error of the whole statement."""
+    table, found, told = Table(), dict[str, Any](), list[str]()
+    together = Together(table.load)
 
     async def find(key: str) -> None:
         try:
-            told[key] = await together.find(key)
+            found[key] = await together.find(key)
+        except (Unavailable, DataRefused):
+            told.append(key)
+
+    for damage in (asyncpg.DataCorruptedError("a page"), OverflowError("a time")):
+        table.rows, table.damaged = {"a": 1, "b": 2, "c": 3}, ("b", damage)
+        async with anyio.create_task_group() as group:
+            table.open(*range(len(table.doors)))
+            for key in "abc":
+                group.start_soon(find, key)
+    assert (found, told) == ({"a": 1, "c": 3}, ["b", "b"])
+
+
+async def test_an_outage_is_told_to_all_who_have_waited_as_long() -> None:
+    """Else each group would wait for the database in its turn, and the last one for minutes."""
+    table, told = Table(), list[str]()
+    together = Together(table.load)
+    table.error = Unavailable("away")
+    table.error.__cause__ = ConnectionRefusedError()
+
+    async def find(key: str) -> None:
+        try:
+            await together.find(key)
         except Unavailable:
-            told[key] = None
+            told.append(key)
 
     async with anyio.create_task_group() as group:
-        for key in ("a", "b", "bad", "c"):
-            group.start_soon(find, key)
+        group.start_soon(find, "a")
+        await table.was_asked(1)
+        for number in range(3 * GROUP_MAX):
+            group.start_soon(find, str(number))
         await _settled()
-        first.set()
-    assert told == {"a": 1, "b": 1, "bad": None, "c": 1}
-    assert asked == [["a"], ["b", "bad", "c"], ["b"], ["bad"], ["c"]]
+        table.open(0)
+        await table.was_asked(2)
+        group.start_soon(find, "late")
+        await _settled()
+        table.open(1)
+        await table.was_asked(3)
+        assert len(told) == 1 + 3 * GROUP_MAX
+        assert table.asked[2] == ["late"]
+        table.open(2)
+
+
+async def test_a_run_whose_row_is_damaged_hides_no_other(postgres_dsn: str) -> None:
+    """F21: a time that no calendar of ours has."""
+    async with PostgresDatabase(postgres_dsn) as database:
+        runs = [(await database.store.insert_run(make.new_run())).row.facts.run_id for _ in "abc"]
+        connection = await asyncpg.connect(postgres_dsn)
+        query = "UPDATE run_state SET updated_at = '20000-01-01' WHERE run_id = $1"
+        await connection.execute(query, uuid_of(runs[1]))
+        await connection.close()
+        found = list[str]()
+
+        async def find(run_id: str) -> None:
+            with suppress(Unreadable):
+                row = await database.reader.find_run(None, run_id)
+                assert row is not None
+                found.append(row.facts.run_id)
+
+        async with anyio.create_task_group() as group:
+            for run_id in (*runs, *runs):
+                group.start_soon(find, run_id)
+    assert sorted(found) == sorted([runs[0], runs[2]] * 2)

@@ -10,7 +10,7 @@ import pytest
 
 from perdure.protocol.errors import Unavailable
 from perdure.store.sqlite import SqliteDatabase
-from perdure.store.sqlite.connection import connect_reader
+from perdure.store.sqlite.connection import connect_reader, translate
 from perdure.store.sqlite.lane import Lane
 from perdure.testing.builders import new_run
 
@@ -136,3 +136,40 @@ async def test_a_database_that_is_closed_answers_what_waits_and_refuses_what_com
     assert found == [True] * 20
     with pytest.raises(Unavailable):
         await reader.find_run(None, new.run_id)
+
+
+async def test_those_behind_one_that_could_not_connect_to_a_busy_file_do_not_wait_too() -> None:
+    go_on = threading.Event()
+    tried = list[int]()
+    told = list[object]()
+
+    def connect() -> sqlite3.Connection:
+        tried.append(len(tried))
+        go_on.wait(30)
+        error = sqlite3.OperationalError("database is locked")
+        error.sqlite_errorcode = sqlite3.SQLITE_BUSY
+        raise translate(error) from error
+
+    lane = Lane(connect)
+
+    async def read() -> None:
+        try:
+            await lane.read(lambda db: number(db, 1))
+        except Unavailable as error:
+            told.append(error)
+
+    async with anyio.create_task_group() as group:
+        for _ in range(4):
+            group.start_soon(read)
+        await anyio.wait_all_tasks_blocked()
+        go_on.set()
+    await anyio.to_thread.run_sync(lane.stop)
+    assert (len(told), tried in ([0], [0, 1])) == (4, True)
+
+
+async def test_a_lane_that_was_stopped_refuses_what_comes(tmp_path: Path) -> None:
+    """Nobody would ever answer it: reads of other threads' loops may come at that moment, too."""
+    lane = Lane(lambda: connect_reader(tmp_path / "perdure.db"))
+    await anyio.to_thread.run_sync(lane.stop)
+    with pytest.raises(Unavailable), anyio.fail_after(5):
+        await lane.read(lambda db: number(db, 1))

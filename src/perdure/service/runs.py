@@ -404,12 +404,17 @@ async def _ending(
 
 
 async def _open_interrupts(service: Service, row: RunRow) -> list[str]:
-    """Return what is asked in the run and below it: it can be answered by id (R-13.5)."""
+    """Return what is asked in the run and in those it waits for: it can be answered by id (R-13.5)."""
     if row.hot.open_interrupts == 0 and row.hot.open_children == 0:
         return []
     if row.hot.open_children > 0:
         found = await interrupts_in_tree(
-            service, row, status=InterruptStatus.PENDING, after=None, limit=_OPEN_INTERRUPTS_MAX
+            service,
+            row,
+            status=InterruptStatus.PENDING,
+            after=None,
+            limit=_OPEN_INTERRUPTS_MAX,
+            only_waited_for=True,
         )
         return [interrupt.interrupt_id for interrupt in found]
     where = InterruptFilter(status=InterruptStatus.PENDING, run_id=row.facts.run_id)

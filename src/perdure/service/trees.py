@@ -20,13 +20,20 @@ CANCELLED_AT_ONCE_MAX = 500
 _PAGE = 500
 
 
-async def runs_below(service: Service, row: RunRow) -> list[RunRow]:
-    """Return the runs below a run, oldest first; of a very large tree the newest only."""
+async def runs_below(
+    service: Service, row: RunRow, *, only_waited_for: bool = False
+) -> list[RunRow]:
+    """Return the runs below a run, oldest first; of a very large tree the newest only.
+
+    With `only_waited_for` without those that were detached, and what is below them.
+    """
     where = RunFilter(root_run_id=row.facts.root_run_id)
     tree = await service.reader.list_runs(row.facts.tenant_id, where, after=None, limit=TREE_MAX)
     inside = {row.facts.run_id}
     below: list[RunRow] = []
     for item in reversed(tree):
+        if only_waited_for and item.facts.detached:
+            continue
         if item.facts.parent_run_id in inside:
             inside.add(item.facts.run_id)
             below.append(item)
@@ -40,9 +47,10 @@ async def interrupts_in_tree(
     status: InterruptStatus | None,
     after: str | None,
     limit: int,
+    only_waited_for: bool = False,
 ) -> list[InterruptRow]:
-    """Return questions of a run and of all below it, oldest first (R-13.5)."""
-    rows = [row, *await runs_below(service, row)]
+    """Return questions of a run and of those below it (see `runs_below`), oldest first (R-13.5)."""
+    rows = [row, *await runs_below(service, row, only_waited_for=only_waited_for)]
     if status is InterruptStatus.PENDING:
         rows = [item for item in rows if item.hot.open_interrupts > 0]
     found: list[InterruptRow] = []

@@ -120,10 +120,10 @@ def is_outage(error: BaseException) -> bool:
     )
 
 
-def may_be_of_one(error: BaseException) -> bool:
-    """Tell whether an error of ours may come of one row or value of several, and not of the server."""
-    cause = error.__cause__
-    return cause is not None and trouble_of(cause) in {Trouble.DATA, Trouble.BUG}
+def is_damage(error: BaseException) -> bool:
+    """Tell whether an error of ours says that something stored is damaged, or has no value here."""
+    state = getattr(error.__cause__, "sqlstate", None)
+    return isinstance(error, DataRefused) or state in _DAMAGED
 
 
 def translate(error: BaseException) -> PerdureError:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Final, TypeVar
 
+from perdure.protocol.errors import Unavailable
 from perdure.store.sqlite.answers import Asked, Outcome, answer_all
 from perdure.store.sqlite.connection import is_busy, translate
 
@@ -39,19 +40,29 @@ class Lane:
         self._connect = connect
         self._connection: sqlite3.Connection | None = None
         self._reads: SimpleQueue[_Read | None] = SimpleQueue()
+        self._door = threading.Lock()
+        self._is_open = True
         self._thread = threading.Thread(target=self._serve, name="sqlite-reader", daemon=True)
         self._thread.start()
 
     async def read(self, body: Callable[[sqlite3.Connection], _T]) -> _T:
-        """Run a read in the thread and return its value. Whoever is cancelled does not wait."""
+        """Run a read in the thread and return its value. Whoever is cancelled does not wait.
+
+        Raises Unavailable once the lane was stopped, and what `translate` makes of errors.
+        """
         loop = asyncio.get_running_loop()
         read = _Read(loop, loop.create_future(), body)
-        self._reads.put(read)
+        with self._door:
+            if not self._is_open:
+                raise Unavailable("the database is not open")
+            self._reads.put(read)
         return await read.answer
 
     def stop(self) -> None:
         """Answer what waits, end the thread and close the connection; blocks."""
-        self._reads.put(None)
+        with self._door:
+            self._is_open = False
+            self._reads.put(None)
         self._thread.join()
 
     def _serve(self) -> None:
@@ -74,7 +85,8 @@ class Lane:
             try:
                 done.append(Outcome(read, value=read.body(self._connected())))
             except Exception as error:  # noqa: BLE001  # it is answered to the one who asked
-                locked = isinstance(error, sqlite3.OperationalError) and is_busy(error)
+                cause = error.__cause__ if isinstance(error, Unavailable) else error
+                locked = isinstance(cause, sqlite3.OperationalError) and is_busy(cause)
                 told = reads[place:] if locked else [read]
                 done += [Outcome(one, error=translate(error)) for one in told]
                 if locked:
