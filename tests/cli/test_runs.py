@@ -31,6 +31,22 @@ def test_a_run_is_not_left_to_a_process_that_does_not_serve_it(perdure: Program)
     assert len(perdure("runs", "list", "--json").json["items"]) == 1
 
 
+def test_a_run_in_a_queue_that_this_process_does_not_serve_is_not_waited_for_here(
+    perdure: Program,
+) -> None:
+    """Else it would wait for an hour for a worker that is not there."""
+    perdure("run", "echo", *HERE)
+    for options in (("--queue", "far"), ("--options", '{"queue": "far"}')):
+        refused = perdure("run", "echo", *options, *HERE)
+        assert (refused.code, "does not serve the queue far" in refused.err) == (2, True)
+    assert len(perdure("runs", "list", "--json").json["items"]) == 1
+    run_id = perdure("run", "echo", "--queue", "far", "--json").json["run_id"]
+    refused = perdure("runs", "wait", run_id, *HERE)
+    assert (refused.code, "does not serve the queue far" in refused.err) == (2, True)
+    perdure.patch.setenv("PERDURE_WORKER__QUEUES", "default,far")
+    assert perdure("runs", "wait", run_id, *HERE).code == ExitCode.OK
+
+
 def test_who_subscribes_to_a_topic_is_said_and_listed(perdure: Program) -> None:
     """R-4.8."""
     thread_id = perdure("run", "echo", "--json", *HERE).json["thread_id"]

@@ -12,6 +12,7 @@ from anyio.lowlevel import checkpoint
 from perdure.protocol.errors import Unavailable, Unreadable
 from perdure.protocol.ids import uuid_of
 from perdure.store.postgres import PostgresDatabase
+from perdure.store.postgres import together as travelling
 from perdure.store.postgres.errors import DataRefused, refuse, translate
 from perdure.store.postgres.together import GROUP_MAX, Together
 from perdure.testing import builders as make
@@ -230,3 +231,71 @@ async def test_a_run_whose_row_is_damaged_hides_no_other(postgres_dsn: str) -> N
             for run_id in (*runs, *runs):
                 group.start_soon(find, run_id)
     assert sorted(found) == sorted([runs[0], runs[2]] * 2)
+
+
+async def test_a_read_that_stays_without_an_answer_keeps_only_its_reader(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its connection is dead, and nobody knows for half a minute."""
+    monkeypatch.setattr(travelling, "OVERDUE_S", 0)
+    table, found = Table(), dict[str, Any]()
+    together = Together(table.load)
+
+    async def find(name: str, key: str) -> None:
+        found[name] = await together.find(key)
+
+    table.rows = {"a": 1, "b": 2, "c": 3}
+    async with anyio.create_task_group() as group:
+        for key in "abc":
+            group.start_soon(find, key, key)
+        await table.was_asked(3)  # the last one is overdue as well
+        assert table.asked[0] == ["a"]
+        assert table.asked[1] == ["b", "c"]
+        assert table.asked[2] == ["c"]
+        table.open(1)
+        await _settled()
+        assert found == {"b": 2}
+        group.start_soon(find, "later", "a")
+        table.open(3)
+        await table.was_asked(4)
+        await _settled()
+        assert found == {"b": 2, "later": 1}
+        table.open(0, 2)
+    assert found == {"a": 1, "b": 2, "c": 3, "later": 1}
+
+
+@pytest.mark.parametrize("ends", ["cancelled", "fails"])
+async def test_a_late_reader_that_goes_away_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    monkeypatch.setattr(travelling, "OVERDUE_S", 0)
+    table, found = Table(), dict[str, Any]()
+    together = Together(table.load)
+    reading = anyio.CancelScope()
+
+    async def find(key: str) -> None:
+        try:
+            found[key] = await together.find(key)
+        except Unavailable:
+            found[key] = "away"
+
+    async def read_first() -> None:
+        with reading:
+            await find("a")
+
+    table.rows = {"a": 1, "b": 2}
+    async with anyio.create_task_group() as group:
+        group.start_soon(read_first)
+        await table.was_asked(1)
+        group.start_soon(find, "b")
+        await table.was_asked(2)
+        if ends == "cancelled":
+            reading.cancel()
+        else:
+            table.error = Unavailable("away")
+            table.open(0)
+        await _settled()
+        table.error = None
+        table.open(1)
+    assert found == ({"b": 2} if ends == "cancelled" else {"a": "away", "b": 2})
+    assert [list(keys) for keys in table.asked] == [["a"], ["b"]]

@@ -156,7 +156,7 @@ async def _start(start: _Start, settings: Settings) -> Run:
 
 
 async def _start_here(start: _Start, settings: Settings) -> Run:
-    async with open_here(settings, start.agent) as service:
+    async with open_here(settings, start.agent, start.request.options.queue) as service:
         return await start.on(service)
 
 

@@ -81,8 +81,8 @@ async def _wait(run_id: str, settings: Settings, seconds: float) -> Run:
 
 async def _wait_here(run_id: str, settings: Settings, seconds: float) -> Run:
     async with open_existing(settings) as service:  # refused before a worker is made
-        agent_id = (await get_run(service, LOCAL, run_id)).agent_id
-    async with open_here(settings, agent_id) as service:
+        run = await get_run(service, LOCAL, run_id)
+    async with open_here(settings, run.agent_id, run.options.queue) as service:
         return await wait_for(service, run_id, seconds)
 
 
@@ -93,8 +93,13 @@ def must_be_here(agents: list[str] | None, *, here: bool) -> None:
 
 
 @asynccontextmanager
-async def open_here(settings: Settings, agent_id: str) -> AsyncGenerator[Service]:
-    """Open the use cases with a worker beside them; raise Invalid if it does not serve the agent."""
+async def open_here(settings: Settings, agent_id: str, queue: str) -> AsyncGenerator[Service]:
+    """Open the use cases with a worker beside them; raise Invalid if it would not take the run."""
+    if queue not in settings.worker.queues:
+        raise Invalid(
+            f"this process does not serve the queue {queue}, only "
+            f"{', '.join(settings.worker.queues)}: name the queue in PERDURE_WORKER__QUEUES"
+        )
     async with open_runtime(settings) as runtime:
         served = [hosted.card.agent_id for hosted in runtime.worker.catalog.served()]
         if agent_id not in served:
