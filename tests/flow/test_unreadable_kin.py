@@ -5,11 +5,12 @@ from typing import Any
 import pytest
 
 from perdure.engine.context import PlannerContext
-from perdure.protocol.decisions import Ask, ChildRequest, Decision, Spawn
+from perdure.engine.ports import HostedAgent
+from perdure.protocol.decisions import Ask, ChildRequest, Decision, GiveUp, Spawn
 from perdure.protocol.errors import Conflict
 from perdure.protocol.states import InterruptKind, RunState
 from perdure.store.reader import RunFilter
-from perdure.testing.embedded import call, embedded, scripted
+from perdure.testing.embedded import Embedded, call, embedded, scripted
 from perdure.testing.tools import ToolZoo
 from tests.flow.rows import Rows
 from tests.flow.till import (
@@ -23,6 +24,7 @@ from tests.flow.till import (
 )
 from tests.flow.world import database_at
 
+_CHILD = Spawn(children=(ChildRequest(agent_id="buyer", key="a"),))
 STOPPED = {RunState.SUCCEEDED, RunState.WAITING_HUMAN}
 LOST = "UPDATE runs SET options = ! WHERE run_id = ?"
 
@@ -75,6 +77,64 @@ async def test_nothing_goes_on_from_what_a_run_may_have_undone_that_cannot_be_re
         made = await retried(engine, first, checkpoint_id=at.checkpoint_id)
         (asked,) = await engine.wait_waiting(made)
         assert asked.kind is InterruptKind.OUTCOME
+
+
+async def test_nothing_goes_on_from_the_undone_work_of_a_child_that_cannot_be_read(
+    url: str, zoo: ToolZoo
+) -> None:
+    """R-9.4, R-10.3: a retry counted on a child's payment that the cancel of its parent had refunded."""
+    till = Till()
+    zoo.registry.add(*till.tools(zoo))
+    agents = [follows(call("charge")), _boss(_CHILD, Ask(title="?"))]
+    async with (
+        database_at(url) as database,
+        embedded(database, agents, tools=zoo.registry) as engine,
+    ):
+        parent = await engine.submit("boss")
+        await engine.wait_waiting(parent)
+        child = await _child_of(engine, parent)
+        await engine.cancel(parent, options=COMPENSATE)
+        await engine.wait_terminal(parent)
+        assert till.refunds == [await key_of(engine, child)]
+        Rows(url).damage(LOST, child, b"{")
+        with pytest.raises(Conflict, match="cannot be read"):
+            await retried(engine, parent)
+
+
+@pytest.mark.parametrize("is_behind", [True, False])
+async def test_a_redrive_takes_a_child_that_cannot_be_read_for_one_that_began_behind_its_place(
+    url: str, zoo: ToolZoo, *, is_behind: bool
+) -> None:
+    """R-10.3: it had a child charge a second time. What one before did may have been undone."""
+    till = Till(is_working=False)
+    zoo.registry.add(*till.tools(zoo))
+    fails = call("look")
+    script = (fails, _CHILD) if is_behind else (_CHILD, fails)
+    agents = [follows(call("charge")), _boss(*script, GiveUp(reason="no idea"))]
+    async with (
+        database_at(url) as database,
+        embedded(database, agents, tools=zoo.registry) as engine,
+    ):
+        parent = await engine.submit("boss")
+        await engine.wait_terminal(parent)
+        child = await _child_of(engine, parent)
+        Rows(url).damage(LOST, child, b"{")
+        with pytest.raises(Conflict, match=None if is_behind else "cannot be read") as refused:
+            await retried(engine, parent, redrive=True)
+        assert refused.value.details.get("behind") == ([child] if is_behind else None)
+
+
+def _boss(*script: Decision) -> HostedAgent:
+    def decide(context: PlannerContext) -> Decision:
+        return script[context.step_index]
+
+    return scripted("boss", decide, tools=["look"])
+
+
+async def _child_of(engine: Embedded, run_id: str) -> str:
+    where = RunFilter(parent_run_id=run_id)
+    (child,) = await engine.core.reader.list_runs(None, where, after=None, limit=9)
+    return child.facts.run_id
 
 
 async def test_nobody_is_asked_about_a_call_without_a_side_effect(url: str, zoo: ToolZoo) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from perdure.protocol.errors import Unavailable
 from perdure.store.sqlite import SqliteDatabase
+from perdure.store.sqlite import lane as lanes
 from perdure.store.sqlite.connection import connect_reader, translate
 from perdure.store.sqlite.lane import Lane
 from perdure.testing.builders import new_run
@@ -89,19 +90,30 @@ async def test_those_behind_one_that_found_the_file_busy_do_not_wait_for_it_too(
     assert tried in ([0], [0, 1])  # the four came as one group, or the first came alone
 
 
-async def test_an_answer_does_not_wait_for_a_slow_read_behind_it(lane: Lane) -> None:
-    may_end = threading.Event()
-    ended = list[str]()
+async def test_an_answer_that_is_due_does_not_wait_for_a_slow_read_behind_it(
+    lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lanes, "ANSWER_S", 0.0)
+    are_behind, is_answered = threading.Event(), threading.Event()
+    saw = list[bool]()
 
-    async def read(name: str, seconds: float) -> None:
-        await lane.read(lambda _: may_end.wait(seconds))
-        ended.append(name)
-        may_end.set()
+    def hold(_: sqlite3.Connection) -> bool:
+        return are_behind.wait(5)
+
+    async def quick() -> None:
+        await lane.read(lambda db: number(db, 1))
+        is_answered.set()
+
+    async def slow() -> None:
+        saw.append(await lane.read(lambda _: is_answered.wait(5)))
 
     async with anyio.create_task_group() as group:
-        group.start_soon(read, "first", 0.01)
-        group.start_soon(read, "slow", 30)
-    assert ended == ["first", "slow"]
+        group.start_soon(lane.read, hold)
+        group.start_soon(quick)  # these two come as one group
+        group.start_soon(slow)
+        await anyio.wait_all_tasks_blocked()
+        are_behind.set()
+    assert saw == [True]
 
 
 async def test_whoever_is_cancelled_waits_no_more_and_the_others_are_answered(lane: Lane) -> None:

@@ -15,6 +15,7 @@ from perdure.engine.undone import (
     WORDS,
     asks_to_compensate,
     calls_of,
+    children_of,
     has_undone,
     under_way_of,
     undone_by,
@@ -37,6 +38,14 @@ class Calls:
     effects: tuple[ToolCallRow, ...]
     once: tuple[ToolCallRow, ...]
     has_any: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Children:
+    """Children whose results a shared part of a log has, `lost` those that cannot be read."""
+
+    rows: tuple[RunRow, ...]
+    lost: tuple[str, ...]
 
 
 @dataclass(slots=True)
@@ -194,6 +203,19 @@ class Kin:
                 told = None
             self._told[key] = told
         return self._told[key]
+
+    async def children_in(self, shared: Shared) -> Children:
+        """Return the children whose results a shared part of a log has: of others a run has its own."""
+        lost = list[str]()
+        known = children_of(self.core, shared.facts.run_id, lambda run_id, _: lost.append(run_id))
+        rows = [child async for child in known if not child.facts.detached]
+        told = await self.children_told_in(shared)
+        found = Children(
+            rows=tuple(row for row in rows if told is None or row.facts.run_id in told),
+            lost=tuple(run_id for run_id in lost if told is None or run_id in told),
+        )
+        self.is_part |= bool(found.lost)
+        return found
 
     async def undone_by(self, row: RunRow) -> dict[str, str]:
         """Return what became of the effects that a run began to undo, by their keys."""

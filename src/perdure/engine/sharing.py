@@ -30,7 +30,7 @@ TOLD_MAX = 20
 
 async def check_not_undone(core: Core, history: Sequence[Shared]) -> None:
     """Raise Conflict when a call of a history, or of a child that it has, began or is to be undone, or
-    may be: by a relative that cannot be read.
+    may be: where the child, or a relative, cannot be read.
     """
     kin = Kin(core)
     undone = [call async for call in _to_be_undone(kin, history)]
@@ -43,8 +43,9 @@ async def check_not_undone(core: Core, history: Sequence[Shared]) -> None:
         )
     if kin.is_part and await _has_done(kin, history):
         raise Conflict(
-            "a run that shares this history cannot be read, and may have undone what was done in it:"
-            " repair that one first, go on from a checkpoint before, or start a new run"
+            "a run that shares this history, or is below it, cannot be read, and what was done there may"
+            " have been undone: repair that one first, go on from a checkpoint before, or start a new"
+            " run"
         )
 
 
@@ -115,7 +116,7 @@ async def _gone_in(
         for call in await kin.done_in(shared):
             if undone.get(call.effect_key) in GONE:
                 yield call.tool_call_id
-    async for child in _children_in(kin, shared):
+    for child in (await kin.children_in(shared)).rows:
         whole = _whole(child)
         below = line | {child.facts.run_id}
         around = await undone_elsewhere(kin, child.facts, below)
@@ -124,11 +125,12 @@ async def _gone_in(
 
 
 async def _has_done(kin: Kin, history: Sequence[Shared]) -> bool:
-    """Tell whether a call of a history, or of a run below it, took effect."""
+    """Tell whether a call of a history, or of a run below it, took effect, or may have."""
     for shared in history:
-        if await kin.done_in(shared):
+        children = await kin.children_in(shared)
+        if children.lost or await kin.done_in(shared):
             return True
-        async for child in _children_in(kin, shared):
+        for child in children.rows:
             if await _has_done(kin, [_whole(child)]):
                 return True
     return False
@@ -142,18 +144,21 @@ async def _effects_in(kin: Kin, shared: Shared) -> AsyncIterator[str]:
     for call in (await kin.calls_of(shared.facts.run_id)).effects:
         if call.action_seq <= shared.until and call.status in MAY_HAVE_ACTED:
             yield call.tool_call_id
-    async for child in _children_in(kin, shared):
-        yield child.facts.run_id
+    children = await kin.children_in(shared)
+    for run_id in (*(child.facts.run_id for child in children.rows), *children.lost):
+        yield run_id
 
 
-async def _children_in(kin: Kin, shared: Shared) -> AsyncIterator[RunRow]:
-    """Yield the children whose results a shared part of a log has: of others a run has its own."""
-    async for child in children_of(kin.core, shared.facts.run_id):
-        if child.facts.detached:
-            continue
-        told = await kin.children_told_in(shared)
-        if told is None or child.facts.run_id in told:
-            yield child
+async def _children_behind(core: Core, place: Shared, shared: Shared) -> list[str]:
+    """Return the children of a run of a history that began behind a place in it, or may have."""
+    lost = list[str]()
+    known = children_of(core, shared.facts.run_id, lambda run_id, _: lost.append(run_id))
+    children = [child.facts async for child in known]
+    if shared.facts.run_id != place.facts.run_id:
+        return [*(child.run_id for child in children), *lost]
+    behind = [child.run_id for child in children if not await _began_by(core, child, place)]
+    told = (await Kin(core).children_told_in(place) or ()) if lost else ()
+    return [*behind, *(run_id for run_id in lost if run_id not in told)]
 
 
 async def _began_by(core: Core, child: RunFacts, shared: Shared) -> bool:
@@ -175,11 +180,7 @@ async def check_nothing_behind(core: Core, place: Shared, history: Sequence[Shar
             async for call in calls_of(core, shared.facts.run_id)
             if after < call.action_seq <= shared.until and _may_have_acted(call)
         ]
-        behind += [
-            child.facts.run_id
-            async for child in children_of(core, shared.facts.run_id)
-            if not is_own or not await _began_by(core, child.facts, place)
-        ]
+        behind += await _children_behind(core, place, shared)
     if behind:
         raise Conflict(
             "calls after the failed ones have had effects, which a redrive would have again: retry"

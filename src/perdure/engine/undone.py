@@ -13,6 +13,7 @@ from perdure.protocol.records import ToolCallRow
 from perdure.protocol.runs import RunRow
 from perdure.protocol.states import TERMINAL, CancelOption, ToolCallStatus
 from perdure.store.reader import RunFilter
+from perdure.store.reading import OnUnreadable
 
 PAGE = 500
 TOOK_EFFECT = frozenset({ToolCallStatus.SUCCEEDED, ToolCallStatus.PARTIAL})
@@ -152,10 +153,14 @@ def strongest(some: Mapping[str, str], others: Mapping[str, str]) -> dict[str, s
     return told
 
 
-async def children_of(core: Core, run_id: str) -> AsyncIterator[RunRow]:
+async def children_of(
+    core: Core, run_id: str, on_unreadable: OnUnreadable | None = None
+) -> AsyncIterator[RunRow]:
     after: str | None = None
     where = RunFilter(parent_run_id=run_id)
-    while page := await core.reader.list_runs(None, where, after=after, limit=PAGE):
+    while page := await core.reader.list_runs(
+        None, where, after=after, limit=PAGE, on_unreadable=on_unreadable
+    ):
         for row in page:
             yield row
         after = page[-1].facts.run_id

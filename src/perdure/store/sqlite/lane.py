@@ -21,7 +21,7 @@ from perdure.store.sqlite.answers import Asked, Outcome, answer_all
 from perdure.store.sqlite.connection import is_busy, translate
 
 ANSWER_S: Final = 0.002
-"""No answer waits longer than this for the next one."""
+"""Answers that have waited so long are given before the next read begins."""
 
 _T = TypeVar("_T")
 
