@@ -87,6 +87,7 @@ async def connect(
     `errors.translate` reads them.
     """
     opened: Any = None
+    is_ready = False
     try:
         async with asyncio.timeout(timeout_s):
             opened = await asyncpg.connect(
@@ -97,12 +98,12 @@ async def connect(
                 server_settings=dict(settings),
             )
             await _have_times_told(opened)
-    except BaseException as error:
-        if opened is not None:
+        is_ready = True
+    except (OSError, TimeoutError) as error:
+        raise Unreached(place_of(dsn), error) from error
+    finally:
+        if opened is not None and not is_ready:
             opened.terminate()
-        if isinstance(error, OSError | TimeoutError):
-            raise Unreached(place_of(dsn), error) from error
-        raise
     return cast("Connection", opened)
 
 
