@@ -48,10 +48,19 @@ class DataPart(_Part):
     data: JsonValue
 
 
-class MediaPart(_Part):
-    """An image or a sound, by URL or by stored content."""
+class ImagePart(_Part):
+    """An image, by URL or by stored content."""
 
-    type: Literal["image", "audio"]
+    type: Literal["image"] = "image"
+    media_type: str = Field(max_length=200)
+    url: str | None = Field(default=None, max_length=2000)
+    ref: BlobRef | None = None
+
+
+class AudioPart(_Part):
+    """A sound, by URL or by stored content."""
+
+    type: Literal["audio"] = "audio"
     media_type: str = Field(max_length=200)
     url: str | None = Field(default=None, max_length=2000)
     ref: BlobRef | None = None
@@ -86,7 +95,7 @@ class ToolResultPart(_Part):
 
 
 Part = Annotated[
-    TextPart | DataPart | MediaPart | FilePart | ToolCallPart | ToolResultPart,
+    TextPart | DataPart | ImagePart | AudioPart | FilePart | ToolCallPart | ToolResultPart,
     Field(discriminator="type"),
 ]
 

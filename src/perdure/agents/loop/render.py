@@ -14,9 +14,10 @@ from perdure.engine.context import AskRecord, CallRecord, Turn
 from perdure.protocol.codec import encode
 from perdure.protocol.failures import Failure
 from perdure.protocol.messages import (
+    AudioPart,
     DataPart,
     FilePart,
-    MediaPart,
+    ImagePart,
     Message,
     Part,
     Role,
@@ -166,7 +167,7 @@ def _text_of_part(part: Part) -> str:
             return part.text
         case DataPart():
             return encode(part.data).decode()
-        case MediaPart():
+        case ImagePart() | AudioPart():
             return f"[{part.type}: {part.url or part.media_type}]"
         case FilePart():
             return f"[file: {part.name}]"
