@@ -72,6 +72,16 @@ async def test_a_thread_is_forked_adopted_and_deleted(world: World) -> None:
     assert len(said) == 1
 
 
+async def test_the_key_of_a_thread_that_was_deleted_says_so_as_documented(world: World) -> None:
+    key = {"Idempotency-Key": "k"}
+    made = (await world.http.post("/v1/threads", json={}, headers=key)).json()
+    await world.http.delete(f"/v1/threads/{made['thread_id']}")
+    again = await world.http.post("/v1/threads", json={}, headers=key)
+    document = (await world.http.get("/openapi.json")).json()
+    told = document["paths"]["/v1/threads"]["post"]["responses"]
+    assert (again.json()["code"], str(again.status_code) in told) == ("gone", True)
+
+
 async def test_a_busy_thread_answers_with_the_branch_it_made(world: World) -> None:
     """R-11.1: chosen with the request and visible in the answer; a busy thread stays."""
     busy = await world.start("asker")

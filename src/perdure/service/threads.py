@@ -47,7 +47,7 @@ async def create_thread(
 ) -> ThreadMade:
     """Create a thread, or return the one under the idempotency key.
 
-    Raises Invalid, IdempotencyMismatch (another body; details name the thread).
+    Raises Invalid, IdempotencyMismatch (another body; details name the thread), Gone (it was deleted).
     """
     check_storable(request.title, "/title")
     check_size(request.metadata, "/metadata")

@@ -67,7 +67,7 @@ class ThreadRunRequest(RunRequest):
     response_model=ThreadView,
     responses={
         201: {"headers": {**LOCATION, **MADE_HEADERS}},
-        **may_answer("conflict", "idempotency_mismatch", body=True),
+        **may_answer("gone", "conflict", "idempotency_mismatch", body=True),
     },
 )
 async def create_thread(
@@ -78,7 +78,7 @@ async def create_thread(
     idempotency_key: CreateKey = None,
 ) -> Response:
     """Create a thread: a context for runs, never a lock. The same idempotency key returns the same
-    thread; with another body it is refused."""
+    thread, or that it was deleted; with another body it is refused."""
     del idempotency_key  # read from the raw header, as bytes
     made = await threads.create_thread(
         call.service, call.principal, body or ThreadRequest(), key=key_of(call.request)
