@@ -132,21 +132,22 @@ async def test_who_waits_and_is_cancelled_is_read_for_no_more() -> None:
     assert table.asked == [["a"], ["c"]]
 
 
+async def _tell(together: Together, key: str, told: list[str]) -> None:
+    """Look for a row, and note the key when the database was away."""
+    try:
+        await together.find(key)
+    except Unavailable:
+        told.append(key)
+
+
 async def test_what_fails_is_told_to_each_and_keeps_nobody_after_them() -> None:
     table, told = Table(), list[str]()
     together = Together(table.load)
-
-    async def find(key: str) -> None:
-        try:
-            await together.find(key)
-        except Unavailable:
-            told.append(key)
-
     async with anyio.create_task_group() as group:
-        group.start_soon(find, "a")
+        group.start_soon(_tell, together, "a", told)
         await table.was_asked(1)
         for number in range(GROUP_MAX + 1):
-            group.start_soon(find, str(number))
+            group.start_soon(_tell, together, str(number), told)
         await _settled()
         table.error = Unavailable("away")
         table.open(0, 1)
@@ -187,22 +188,15 @@ async def test_an_outage_is_told_to_all_who_have_waited_as_long() -> None:
     together = Together(table.load)
     table.error = Unavailable("away")
     table.error.__cause__ = ConnectionRefusedError()
-
-    async def find(key: str) -> None:
-        try:
-            await together.find(key)
-        except Unavailable:
-            told.append(key)
-
     async with anyio.create_task_group() as group:
-        group.start_soon(find, "a")
+        group.start_soon(_tell, together, "a", told)
         await table.was_asked(1)
         for number in range(3 * GROUP_MAX):
-            group.start_soon(find, str(number))
+            group.start_soon(_tell, together, str(number), told)
         await _settled()
         table.open(0)
         await table.was_asked(2)
-        group.start_soon(find, "late")
+        group.start_soon(_tell, together, "late", told)
         await _settled()
         table.open(1)
         await table.was_asked(3)
