@@ -27,6 +27,7 @@ from perdure.store.ports import Database
 from perdure.store.reader import RunFilter
 from perdure.testing.embedded import SETTINGS, embedded
 from perdure.tools import ToolRegistry
+from tests.server.documented import checked_client
 from tests.server.world import AGENTS, borrow, echo, order, publish, rest
 
 POOL = 3
@@ -308,9 +309,7 @@ async def open_site(database: Database) -> AsyncGenerator[Site]:
             stopping=Stopping(),
         )
         transport = httpx2.ASGITransport(app=app, raise_app_exceptions=False)
-        async with httpx2.AsyncClient(
-            base_url="http://127.0.0.1:8420", transport=transport
-        ) as http:
+        async with checked_client("http://127.0.0.1:8420", transport=transport) as http:
             yield Site(
                 core=engine.core,
                 http=http,

@@ -16,6 +16,7 @@ import httpx2
 
 from perdure.testing.faults import Plan
 from perdure.testing.sse_client import SseClient
+from tests.server.documented import checked_client
 from tests.server.world import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -91,7 +92,7 @@ async def _running(command: Sequence[str], folder: Path, port: int) -> AsyncGene
             stdout=output,
             stderr=output,
         )
-    async with process, httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
+    async with process, checked_client(f"http://127.0.0.1:{port}") as http:
         api = ApiProcess(process, port, http, log)
         try:
             await _until_ready(api)

@@ -58,6 +58,7 @@ from perdure.tools.api import Performed, Returned, ToolContext, pending
 from perdure.tools.decorator import tool
 from perdure.tools.runner import LocalToolRunner
 from tests.flow.world import assert_sound, database_at
+from tests.server.documented import checked_client
 from tests.waiting import eventually
 
 
@@ -383,7 +384,7 @@ async def open_world(
         transport = httpx2.ASGITransport(app=app)
         url = f"http://127.0.0.1:{made.port}"
         http = await stack.enter_async_context(
-            httpx2.AsyncClient(base_url=url, transport=None if serve else transport)
+            checked_client(url, transport=None if serve else transport)
         )
         world = World(core, app, service, made, stopping, metrics, http)
         group = await stack.enter_async_context(anyio.create_task_group())

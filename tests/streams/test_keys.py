@@ -14,6 +14,7 @@ import pytest
 from perdure.protocol.ids import MESSAGE, THREAD
 from perdure.store.requests import AgentRegistration
 from perdure.testing.tcp_proxy import tcp_proxy
+from tests.server.documented import checked_client
 from tests.server.world import World, free_port, open_world
 
 RUN = "/v1/agents/echo/run"
@@ -91,7 +92,7 @@ async def test_dup_01_a_lost_answer_and_a_retry_are_one_run(url: str) -> None:
         await world.core.store.register([card], [])
         async with tcp_proxy(world.port, port=free_port()) as proxy:
             proxy.loses_answers = 1
-            async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{proxy.port}") as http:
+            async with checked_client(f"http://127.0.0.1:{proxy.port}") as http:
                 with pytest.raises(httpx2.TransportError):
                     await http.post(RUN, json={"input": 1}, headers=KEY)
                 again = await http.post(RUN, json={"input": 1}, headers=KEY)

@@ -12,6 +12,7 @@ from perdure.server.settings import ServerSettings
 from perdure.testing.sse_client import SseClient, SseEvent, StreamInterrupted, follow_to_the_end
 from perdure.testing.tcp_proxy import TcpProxy, tcp_proxy
 from tests.flow.rows import Rows
+from tests.server.documented import checked_client
 from tests.server.world import World, free_port, open_world
 from tests.streams.crowd import assert_exact, stored_log
 from tests.waiting import eventually
@@ -237,7 +238,7 @@ async def test_dup_01_a_create_whose_answer_was_lost_is_one_run(
     body, key = {"input": None}, {"Idempotency-Key": "order-1"}
     proxy.loses_answers = 1
     base = f"http://127.0.0.1:{proxy.port}"
-    async with httpx2.AsyncClient(base_url=base, headers=key) as client:
+    async with checked_client(base, headers=key) as client:
         with pytest.raises(httpx2.TransportError):
             await client.post("/v1/agents/asker/run", json=body)
         again = await client.post("/v1/agents/asker/run", json=body)

@@ -7,6 +7,7 @@ from starlette.responses import Response
 
 from perdure.protocol.base import Stored
 from perdure.protocol.errors import Unavailable
+from perdure.server.openapi import problems
 from perdure.server.stopping import Stopping
 from perdure.service.base import Service
 
@@ -38,7 +39,12 @@ def health_routes(service: Service, stopping: Stopping) -> APIRouter:
         return _ok()
 
     router.add_api_route(
-        "/livez", live, response_model=Health, operation_id="livez", summary="Is it alive?"
+        "/livez",
+        live,
+        response_model=Health,
+        operation_id="livez",
+        summary="Is it alive?",
+        responses=problems({"internal"}),
     )
     for path in ("/readyz", "/healthz"):
         router.add_api_route(
@@ -47,5 +53,6 @@ def health_routes(service: Service, stopping: Stopping) -> APIRouter:
             response_model=Health,
             operation_id=path.strip("/"),
             summary="Can it serve?",
+            responses=problems({"internal", "unavailable"}),
         )
     return router

@@ -4,6 +4,7 @@ from fastapi import APIRouter
 from starlette.responses import PlainTextResponse, Response
 
 from perdure.protocol.states import TERMINAL, RunState
+from perdure.server.openapi import problems
 from perdure.service.base import Service
 from perdure.telemetry.metrics import CONTENT_TYPE, Metrics
 
@@ -22,6 +23,7 @@ def metrics_routes(service: Service, metrics: Metrics) -> APIRouter:
         response_class=PlainTextResponse,
         operation_id="metrics",
         summary="Metrics in the Prometheus text format",
+        responses=problems({"forbidden", "internal", "unavailable", "unreadable"}),
     )
     return router
 

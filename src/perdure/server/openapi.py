@@ -57,10 +57,11 @@ def may_answer(*codes: str, body: bool = False) -> Responses:
 
     Each may answer `invalid`: it refuses query parameters that it does not have, and repeated ones.
     """
-    return _grouped({*_ALWAYS, *codes, *(_WITH_BODY if body else ())})
+    return problems({*_ALWAYS, *codes, *(_WITH_BODY if body else ())})
 
 
-def _grouped(codes: Iterable[str]) -> Responses:
+def problems(codes: Iterable[str]) -> Responses:
+    """Return the documented problems of a route that answers with these codes alone."""
     by_status: dict[int | str, list[str]] = {}
     for code in sorted(codes):
         by_status.setdefault(KINDS[code].status, []).append(code)

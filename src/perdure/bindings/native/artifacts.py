@@ -60,8 +60,8 @@ async def get_artifact(call: InCall, artifact_id: str) -> Response:
     response_class=Response,
     responses={
         200: {
-            "description": "The bytes, always as an attachment",
-            "content": {_ANY_BYTES: {"schema": {"type": "string", "format": "binary"}}},
+            "description": "The bytes, always as an attachment, in the artifact's media type",
+            "content": {"*/*": {"schema": {"type": "string", "format": "binary"}}},
         },
         **may_answer("not_found", "gone"),
     },
