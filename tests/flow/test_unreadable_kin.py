@@ -8,8 +8,10 @@ from perdure.engine.context import PlannerContext
 from perdure.engine.ports import HostedAgent
 from perdure.protocol.decisions import Ask, ChildRequest, Decision, GiveUp, Spawn
 from perdure.protocol.errors import Conflict
-from perdure.protocol.states import InterruptKind, RunState
+from perdure.protocol.events import StateEvent
+from perdure.protocol.states import TERMINAL, InterruptKind, RunState
 from perdure.store.reader import RunFilter
+from perdure.testing.clock import ShiftingClock
 from perdure.testing.embedded import Embedded, call, embedded, scripted
 from perdure.testing.tools import ToolZoo
 from tests.flow.rows import Rows
@@ -22,7 +24,7 @@ from tests.flow.till import (
     one_of_two_undone,
     retried,
 )
-from tests.flow.world import database_at
+from tests.flow.world import data_of, database_at, flow
 
 _CHILD = Spawn(children=(ChildRequest(agent_id="buyer", key="a"),))
 STOPPED = {RunState.SUCCEEDED, RunState.WAITING_HUMAN}
@@ -99,6 +101,43 @@ async def test_nothing_goes_on_from_the_undone_work_of_a_child_that_cannot_be_re
         Rows(url).damage(LOST, child, b"{")
         with pytest.raises(Conflict, match="cannot be read"):
             await retried(engine, parent)
+
+
+@pytest.mark.parametrize("is_repaired", [True, False])
+async def test_what_a_child_did_that_cannot_be_read_is_undone_once_it_is_repaired(
+    url: str, zoo: ToolZoo, *, is_repaired: bool
+) -> None:
+    """R-9.4, R-7.7: the cancel ended at once and told nothing of it. What the other children did is
+    undone meanwhile; when the time for undoing is over, it is told that this is not known.
+    """
+    till, clock = Till(), ShiftingClock()
+    zoo.registry.add(*till.tools(zoo))
+    both = Spawn(children=tuple(ChildRequest(agent_id="buyer", key=key) for key in "ab"))
+    agents = [follows(call("charge")), _boss(both, Ask(title="?"))]
+    async with flow(url, agents, zoo, clock=clock) as engine:
+        parent = await engine.submit("boss")
+        await engine.wait_waiting(parent)
+        where = RunFilter(parent_run_id=parent)
+        lost, other = await engine.core.reader.list_runs(None, where, after=None, limit=9)
+        keys = [await key_of(engine, row.facts.run_id) for row in (lost, other)]
+        kept = lost.facts.options.model_dump_json().encode()
+        Rows(url).damage(LOST, lost.facts.run_id, b"{")
+        await engine.cancel(parent, options=COMPENSATE)
+        begun = await engine.wait_event(parent, "compensation")
+        await engine.wait_event(parent, "compensation", after=begun.seq)
+        await engine.sweep()
+        assert (await engine.run(parent)).hot.state not in TERMINAL
+        assert till.refunds == keys[1:]
+        if is_repaired:
+            Rows(url).damage(LOST, lost.facts.run_id, kept)
+        else:
+            clock.advance(engine.core.settings.compensation_deadline_s)
+        await engine.wait_terminal(parent)
+        assert till.refunds == keys[::-1][: 2 if is_repaired else 1]
+        Rows(url).damage(LOST, lost.facts.run_id, kept)
+        end = data_of(await engine.events(parent), StateEvent)[-1]
+        told = {one["external_ref"]: one["compensation"] for one in end.effects or []}
+        assert told == {keys[0]: "succeeded" if is_repaired else "unknown", keys[1]: "succeeded"}
 
 
 @pytest.mark.parametrize("is_behind", [True, False])

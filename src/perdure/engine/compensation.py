@@ -141,10 +141,13 @@ class _Turn:
         undoing = await read_undoing(self.core, row, self.done_at)
         now, deadline_s = await self.core.reader.now(), self.core.settings.compensation_deadline_s
         owed = undoing.owed(now, deadline_s)
-        if owed and owed[0].is_elsewhere and not owed[0].is_under_way:
+        first = next((item for item in owed if not item.must_wait), None)
+        if first is not None and first.is_elsewhere and not first.is_under_way:
             return False  # a sweep offers it again
+        if first is not None:
+            return await self._undo(first, now, is_late=undoing.is_late(now, deadline_s))
         if owed:
-            return await self._undo(owed[0], now, is_late=undoing.is_late(now, deadline_s))
+            return False  # a sweep offers it again, until the runs that cannot be read are repaired
         await close_unheld(self.core, self.run_id, TimerKind.CLOSE, self.tools, undone=True)
         return False
 
@@ -163,8 +166,8 @@ class _Turn:
                 cut_off = _failed("the try was cut off: whether it took effect is not known")
                 return await self._end(item, number - 1, "unknown", cut_off)
         spec = self.tools.find(item.call.tool, item.call.version)
-        if spec is None or not spec.has_compensate:
-            return False  # for a worker that serves it
+        if item.facts is None or spec is None or not spec.has_compensate:
+            return False  # for when its run is repaired, or for a worker that serves the tool
         try:
             args = await performed(self.core, item)
         except LookupError as error:
@@ -299,9 +302,9 @@ class _Turn:
         """Return why a try is not to act whose `started` is durable: it is looked again who stands
         on the effect.
         """
-        kin, tenant, unread = Kin(self.core), item.facts.tenant_id, ""
+        kin, tenant, unread = Kin(self.core), item.tenant_id, ""
         try:
-            run = await kin.find(item.facts.run_id, tenant)
+            run = await kin.find(item.call.run_id, tenant)
             undoer = await kin.find(self.run_id, tenant)
             if run is None or undoer is None:
                 unread = ": it cannot be read"
@@ -347,17 +350,19 @@ class _Turn:
     def _invocation(
         self, item: Undo, spec: ToolSpec, args: dict[str, JsonValue], number: int
     ) -> ToolInvocation:
+        facts = item.facts
+        assert facts is not None, "no try begins while its run cannot be read"
         return ToolInvocation(
             spec=spec,
             args=args,
             effect_key=item.key,
             tool_call_id=item.call.tool_call_id,
-            run_id=item.facts.run_id,
-            thread_id=item.facts.thread_id,
+            run_id=facts.run_id,
+            thread_id=facts.thread_id,
             step_index=item.call.step_index,
             execution=number,
-            context=item.facts.context,
-            caller=item.facts.caller,
+            context=facts.context,
+            caller=facts.caller,
             timeout_s=self._timeout_s(item),
         )
 

@@ -9,6 +9,7 @@ ORPHANED.
 """
 
 import logging
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -43,8 +44,14 @@ from perdure.engine.undoing import Undoing, read_undoing
 from perdure.engine.undone import asks_to_compensate
 from perdure.engine.unheld import intervene, unheld_draft
 from perdure.engine.view import RunView
-from perdure.protocol.errors import PerdureError, Unreadable
-from perdure.protocol.events import ChildEvent, ChildUse, StateEvent, TimeoutEvent
+from perdure.protocol.errors import Conflict, PerdureError, Unreadable
+from perdure.protocol.events import (
+    ChildEvent,
+    ChildUse,
+    CompensationEvent,
+    StateEvent,
+    TimeoutEvent,
+)
 from perdure.protocol.failures import Failure, FailureCode, Stage
 from perdure.protocol.log import DamagedEvent
 from perdure.protocol.runs import RunFacts, RunRow
@@ -266,13 +273,20 @@ def is_ending(snapshot: RunSnapshot) -> bool:
 
 
 async def close_unheld(
-    core: Core, run_id: str, due: TimerKind, tools: ToolRunner | None, *, undone: bool = False
+    core: Core,
+    run_id: str,
+    due: TimerKind,
+    tools: ToolRunner | None,
+    *,
+    undone: bool = False,
+    overdue: bool = False,
 ) -> bool:
     """End a run that nobody holds and whose end is due; True when this call moved it on.
 
     While children are open they are cancelled and waited for, and ended as ORPHANED when that
-    takes too long. False when the run is held, ended already, has a call that only a worker, or
-    another one, can look up, or one that is to be undone first (`undone`: that was seen to).
+    takes too long by the run's own timer, or is `overdue` as the caller knows. False when the run
+    is held, ended already, has a call that only a worker, or another one, can look up, or one that
+    is to be undone first (`undone`: that was seen to).
     """
     row = await core.reader.find_run(None, run_id)
     if row is None or row.hot.lease_owner is not None or row.hot.state in TERMINAL:
@@ -282,11 +296,12 @@ async def close_unheld(
     if failure is None:
         return False
     if view.snapshot.open_children and _waits_for_end(row, view.snapshot):
-        if due is not TimerKind.CLOSE:
+        if not overdue and await _has_time_to_end(core, view):
             return False
         await _orphan_below(core, run_id, tools)
-        await deliver_reports(core, run_id, tools)
-        return True
+        if whole:
+            await deliver_reports(core, run_id, tools)
+            return True
     if await is_for_others(core, view, tools):
         return False
     effects = await _effects(core, row, view, undone=undone or not whole)
@@ -298,8 +313,7 @@ async def close_unheld(
     if not whole:
         draft.with_checkpoint = False
         await take_reports(core, draft)
-    if view.snapshot.ending is None:
-        _note_timeout(draft, failure)
+    _note_timeout(draft, failure)
     why = end_transition(row.hot.state, failure)
     close_run(draft, why, failure, known=known, effects=effects)
     if view.snapshot.open_children:
@@ -362,6 +376,16 @@ def _waits_for_end(row: RunRow, snapshot: RunSnapshot) -> bool:
     return row.hot.parked_on is ParkedOn.CHILD and is_ending(snapshot)
 
 
+async def _has_time_to_end(core: Core, view: RunView) -> bool:
+    """Tell whether children of a run that waits for their end are unfinished, and may be so still."""
+    timers = await core.reader.timers_of(view.facts.run_id)
+    reported = {timer.ref for timer in timers if timer.kind is TimerKind.CHILD}
+    if not view.snapshot.open_children.keys() - reported:
+        return False
+    now = await core.reader.now()
+    return any(timer.kind is TimerKind.CLOSE and timer.due_at > now for timer in timers)
+
+
 def _due_failure(
     row: RunRow, snapshot: RunSnapshot, due: TimerKind, *, whole: bool
 ) -> Failure | None:
@@ -382,7 +406,8 @@ def _due_failure(
 
 
 def _note_timeout(draft: Draft, failure: Failure) -> None:
-    if failure.code is FailureCode.RUN_TIMEOUT:
+    """Draft the time-out of a run that is ended by it, unless that was done when it began to end."""
+    if failure.code is FailureCode.RUN_TIMEOUT and draft.view.snapshot.ending is None:
         limit_s = draft.view.facts.options.timeouts.run_s or 0
         draft.add(TimeoutEvent(subject="run", limit_ms=round(limit_s * 1000)))
 
@@ -418,7 +443,8 @@ async def _orphan_below(core: Core, run_id: str, tools: ToolRunner | None) -> No
 async def _orphan(core: Core, run_id: str, tools: ToolRunner | None) -> None:
     """End a run whose time to end is over: in order if it only waits for that, else ORPHANED."""
     await _orphan_below(core, run_id, tools)
-    await deliver_reports(core, run_id, tools)
+    with suppress(Conflict):  # one that is damaged, or of a later release, takes them with its end
+        await deliver_reports(core, run_id, tools)
     row = await core.reader.find_run(None, run_id)
     if row is None or row.hot.state in TERMINAL:
         return
@@ -426,7 +452,7 @@ async def _orphan(core: Core, run_id: str, tools: ToolRunner | None) -> None:
         await core.store.take_away(run_id, "orphaned")
     elif row.hot.parked_on is not ParkedOn.REPAIR:
         with suppress(Damaged):
-            if await close_unheld(core, run_id, TimerKind.CLOSE, tools):
+            if await close_unheld(core, run_id, TimerKind.CLOSE, tools, overdue=True):
                 return
     row = await core.reader.find_run(None, run_id)
     if row is None or row.hot.state in TERMINAL or row.hot.lease_owner is not None:
@@ -437,22 +463,26 @@ async def _orphan(core: Core, run_id: str, tools: ToolRunner | None) -> None:
 
 
 async def _orphan_draft(core: Core, row: RunRow) -> Draft | None:
-    """Draft a run's end as ORPHANED; None while it undoes what it did: that has its own deadline."""
-    why = end_transition(row.hot.state, ORPHANED)
-    with suppress(Damaged):
+    """Draft a run's end as ORPHANED; None while it, or a run below it, undoes what it did: that has
+    its own deadline.
+    """
+    cut_off: Sequence[CompensationEvent] = ()
+    try:
         view, whole = await _view(core, row)
         effects = await _effects(core, row, view, undone=not whole)
         if effects is None:
             return None
-        draft = unheld_draft(core, view, row)
-        draft.with_checkpoint = whole
-        close_run(draft, why, ORPHANED, effects=effects)
-        return draft
-    view = await view_from_rows(core, row)
-    left = await left_behind(core, row, view)
+    except Damaged:
+        view, whole = await view_from_rows(core, row), False
+        left = await left_behind(core, row, view)
+        effects, cut_off = left.effects, left.cut_off
     draft = unheld_draft(core, view, row)
-    draft.with_checkpoint = False
-    for one in left.cut_off:
+    draft.with_checkpoint = whole
+    if not whole:
+        await take_reports(core, draft)
+    if view.snapshot.open_children:
+        return None
+    for one in cut_off:
         draft.add(one)
-    close_run(draft, why, ORPHANED, effects=left.effects)
+    close_run(draft, end_transition(row.hot.state, ORPHANED), ORPHANED, effects=effects)
     return draft

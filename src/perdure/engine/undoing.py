@@ -15,13 +15,15 @@ from perdure.engine.core import Core
 from perdure.engine.effects_told import effects_told
 from perdure.engine.history import load_value
 from perdure.engine.kin import Kin
-from perdure.engine.standing import standing_of
+from perdure.engine.standing import Standing, standing_of
 from perdure.engine.undone import (
     PAGE,
     TOOK_EFFECT,
+    at_and_below,
     became_of_undoing,
     children_of,
     has_undone,
+    keep_unreadable,
     strongest,
     tail_of,
     undone_by,
@@ -44,9 +46,14 @@ from perdure.store.reader import InterruptFilter
 
 @dataclass(slots=True, kw_only=True)
 class Undo:
-    """One call that is to be undone. `tries` are its `compensation` events, in order."""
+    """One call that is to be undone. `tries` are its `compensation` events, in order.
 
-    facts: RunFacts
+    Without `facts` its run, or one above that, cannot be read, and may have undone the call itself.
+    """
+
+    facts: RunFacts | None
+    tenant_id: str
+    depth: int
     call: ToolCallRow
     spec: ToolSpec
     done_at: datetime
@@ -91,6 +98,20 @@ class Undo:
         """Tell whether a try was begun whose end is not recorded."""
         return self.last is not None and self.last.status == "started"
 
+    @property
+    def must_wait(self) -> bool:
+        """Tell whether no try may begin, and none is under way, for as long as its run cannot be
+        read. What else there is to undo is not kept by it.
+        """
+        return self.facts is None and not self.is_under_way
+
+    @property
+    def became(self) -> str:
+        """Return what the end of the run tells of it."""
+        if self.facts is None and not self.tries:
+            return "unknown"
+        return became_of_undoing([one for _, one in self.tries])
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Undoing:
@@ -115,11 +136,20 @@ class Undoing:
         self, run_id: str, effects: list[dict[str, JsonValue]]
     ) -> list[dict[str, JsonValue]]:
         """Return the effects of a run, each with what became of undoing it, and those below it."""
-        return effects_told(run_id, effects, [(item.call, _told(item)) for item in self.items])
+        return effects_told(run_id, effects, [(item.call, item.became) for item in self.items])
 
 
-def _told(item: Undo) -> str:
-    return became_of_undoing([one for _, one in item.tries])
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """A run whose calls are to be undone, and what became of those that others have undone already.
+
+    Without a `row` it, or one above it, cannot be read.
+    """
+
+    run_id: str
+    depth: int
+    row: RunRow | None
+    undone: dict[str, str]
 
 
 async def read_undoing(
@@ -134,25 +164,26 @@ async def read_undoing(
     specs = await _compensating(core)
     items: list[Undo] = []
     kin = Kin(core)
-    async for one, undone in _with_runs_below(core, row, {}):
-        facts = one.facts
-        others = await standing_of(kin, one, row)
-        for call in (await kin.calls_of(facts.run_id)).effects:
+    async for part in _with_runs_below(core, row, {}):
+        others = Standing() if part.row is None else await standing_of(kin, part.row, row)
+        for call in (await kin.calls_of(part.run_id)).effects:
             spec, tries = specs.get((call.tool, call.version or "")), tail.tries
             if spec is None or call.status not in TOOK_EFFECT or call.result_seq is None:
                 continue
             is_stood_on = call.effect_key in others.held | others.first
             if is_stood_on and call.tool_call_id not in tries:
                 continue
-            told = undone.get(call.tool_call_id)
+            told = part.undone.get(call.tool_call_id)
             if told == "succeeded" or (told == "unknown" and not spec.compensate_idempotent):
                 continue
-            at = await _written_at(core, facts.run_id, call.result_seq, times)
+            at = await _written_at(core, part.run_id, call.result_seq, times)
             if at is None:
                 continue
             items.append(
                 Undo(
-                    facts=facts,
+                    facts=None if part.row is None else part.row.facts,
+                    tenant_id=row.facts.tenant_id,
+                    depth=part.depth,
                     call=call,
                     spec=spec,
                     done_at=at,
@@ -161,7 +192,7 @@ async def read_undoing(
                     is_elsewhere=call.effect_key in others.under_way,
                 )
             )
-    items.sort(key=lambda item: (item.done_at, item.facts.depth, item.call.result_seq))
+    items.sort(key=lambda item: (item.done_at, item.depth, item.call.result_seq))
     return Undoing(items=tuple(reversed(items)), asked_at=tail.asked_at)
 
 
@@ -187,19 +218,21 @@ async def _compensating(core: Core) -> dict[tuple[str, str], ToolSpec]:
     return found
 
 
-async def _with_runs_below(
-    core: Core, row: RunRow, undone: dict[str, str]
-) -> AsyncIterator[tuple[RunRow, dict[str, str]]]:
-    """Yield a run, and those below it that ended without undoing what they did themselves; with what
-    became of calls that runs in between, or that run itself, have undone already.
+async def _with_runs_below(core: Core, row: RunRow, undone: dict[str, str]) -> AsyncIterator[_Part]:
+    """Yield a run, and those below it that ended without undoing what they did themselves, or that
+    may have; with what became of calls that runs in between, or that run itself, have undone.
     """
-    yield row, undone
-    async for child in children_of(core, row.facts.run_id):
+    run_id, depth, lost = row.facts.run_id, row.facts.depth, list[str]()
+    yield _Part(run_id=run_id, depth=depth, row=row, undone=undone)
+    async for child in children_of(core, run_id, keep_unreadable(lost)):
         if child.facts.detached or child.hot.state not in TERMINAL or has_undone(child):
             continue
         known = strongest(undone, await undone_by(core, child))
         async for below in _with_runs_below(core, child, known):
             yield below
+    for child_id in lost:
+        async for one in at_and_below(core, child_id):
+            yield _Part(run_id=one, depth=depth + 1, row=None, undone=undone)
 
 
 async def performed(core: Core, item: Undo) -> dict[str, JsonValue]:
@@ -207,7 +240,7 @@ async def performed(core: Core, item: Undo) -> dict[str, JsonValue]:
 
     Raises LookupError when that is not stored any more.
     """
-    call, tenant = item.call, item.facts.tenant_id
+    call, tenant = item.call, item.tenant_id
     action = await _event(core, call.run_id, call.action_seq)
     result = await _event(core, call.run_id, call.result_seq or 0)
     if not isinstance(action, ActionEvent) or not isinstance(result, ResultEvent):
@@ -231,9 +264,7 @@ async def _edited(core: Core, item: Undo) -> JsonValue:
     """Return the arguments as a person changed them."""
     call, after = item.call, None
     where = InterruptFilter(run_id=call.run_id)
-    while page := await core.reader.list_interrupts(
-        item.facts.tenant_id, where, after=after, limit=PAGE
-    ):
+    while page := await core.reader.list_interrupts(item.tenant_id, where, after=after, limit=PAGE):
         for row in page:
             if row.tool_call_id == call.tool_call_id and row.closed_seq is not None:
                 answer = await _event(core, call.run_id, row.closed_seq)

@@ -13,7 +13,7 @@ from perdure.protocol.records import ToolCallRow
 from perdure.protocol.runs import RunRow
 from perdure.protocol.states import TERMINAL, CancelOption, ToolCallStatus
 from perdure.store.reader import RunFilter
-from perdure.store.reading import OnUnreadable
+from perdure.store.reading import OnUnreadable, log_unreadable
 
 PAGE = 500
 TOOK_EFFECT = frozenset({ToolCallStatus.SUCCEEDED, ToolCallStatus.PARTIAL})
@@ -88,9 +88,10 @@ async def undone_by(core: Core, row: RunRow) -> dict[str, str]:
         log = {call: became_of_undoing([one for _, one in of]) for call, of in tail.tries.items()}
         told, is_whole = strongest(told, log), is_whole or not tail.is_part
     if not is_whole:
-        async for call in _at_and_below(core, row.facts.run_id):
-            if call.status in TOOK_EFFECT:
-                told.setdefault(call.tool_call_id, "unknown")
+        async for run_id in at_and_below(core, row.facts.run_id):
+            async for call in calls_of(core, run_id):
+                if call.status in TOOK_EFFECT:
+                    told.setdefault(call.tool_call_id, "unknown")
     return told
 
 
@@ -102,13 +103,15 @@ async def under_way_of(core: Core, row: RunRow) -> set[str]:
     return {call for call, tries in tail.tries.items() if tries[-1][1].status == "started"}
 
 
-async def _at_and_below(core: Core, run_id: str) -> AsyncIterator[ToolCallRow]:
-    async for call in calls_of(core, run_id):
-        yield call
-    async for child in children_of(core, run_id):
-        if not child.facts.detached:
-            async for call in _at_and_below(core, child.facts.run_id):
-                yield call
+async def at_and_below(core: Core, run_id: str) -> AsyncIterator[str]:
+    """Yield a run and those below it that it did not detach, or may not have: they cannot be read."""
+    yield run_id
+    lost: list[str] = []
+    children = children_of(core, run_id, keep_unreadable(lost))
+    own = [child.facts.run_id async for child in children if not child.facts.detached]
+    for child_id in (*own, *lost):
+        async for below in at_and_below(core, child_id):
+            yield below
 
 
 async def _told_at_the_end(core: Core, row: RunRow) -> dict[str, str] | None:
@@ -164,6 +167,16 @@ async def children_of(
         for row in page:
             yield row
         after = page[-1].facts.run_id
+
+
+def keep_unreadable(ids: list[str]) -> OnUnreadable:
+    """Return what keeps the ids of rows that a list leaves out, and tells an operator of them."""
+
+    def keep(run_id: str, reason: str) -> None:
+        log_unreadable(run_id, reason)
+        ids.append(run_id)
+
+    return keep
 
 
 async def calls_of(core: Core, run_id: str) -> AsyncIterator[ToolCallRow]:
