@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.errors import FailedHealthCheck, Unsatisfiable
 from schemathesis import GenerationMode
-from schemathesis.core.parameters import ParameterLocation
 from schemathesis.specs.openapi import checks
 
+from tests.server.cases import has_odd_path
 from tests.server.refusals import REFUSALS
 from tests.server.world import World, open_world
 
@@ -73,12 +73,6 @@ def api(served: Served) -> Any:
     )
 
 
-def _has_odd_path(case: Any) -> bool:
-    """Tell whether a parameter of the path was made not to fit: it is not replaced by a known one."""
-    path = case.meta.components.get(ParameterLocation.PATH)
-    return path is not None and path.mode is GenerationMode.NEGATIVE
-
-
 def _check(operation: Any, mode: GenerationMode, served: Served) -> None:
     """Half of the requests go to objects that exist; waits are short."""
 
@@ -94,7 +88,7 @@ def _check(operation: Any, mode: GenerationMode, served: Served) -> None:
         query: dict[str, Any] = case.query
         if query.get("wait"):
             query["wait"] = _WAIT_S
-        if case.path_parameters and is_known and not _has_odd_path(case):
+        if case.path_parameters and is_known and not has_odd_path(case):
             known = {name: served.ids.get(name) for name in case.path_parameters}
             case.path_parameters.update({name: found for name, found in known.items() if found})
         if case.path == "/v1/threads/{thread_id}/events":  # as a stream it does not end
