@@ -123,6 +123,9 @@ def encode_counters(counters: Counters) -> bytes:
 
 
 def _commit_rows(commit: Commit, place: int) -> list[tuple[Any, ...]]:
+    """Return the cells of a commit; NULL for what the statement takes as zero or false: most columns
+    of that kind hold nothing else.
+    """
     guard, hot = commit.guard, commit.hot
     ends = hot.state in TERMINAL
     return [
@@ -130,27 +133,27 @@ def _commit_rows(commit: Commit, place: int) -> list[tuple[Any, ...]]:
             hex_of(commit.run_id),
             hex_of(commit.commit_id),
             guard.token,
-            guard.any_holder,
-            guard.epoch,
+            guard.any_holder or None,
+            guard.epoch or None,
             guard.from_state,
             guard.expected_seq,
             guard.expected_seq + len(commit.events),
             hot.state,
             hot.step_index,
-            hot.faults,
+            hot.faults or None,
             None if ends else hot.parked_on,
             hot.waiting_kind,
             hot.code,
             hot.open_calls,
-            hot.open_interrupts,
-            hot.open_children,
+            hot.open_interrupts or None,
+            hot.open_children or None,
             encode_counters(hot.counters),
             hot.checkpoint_seq,
-            starts(commit),
+            starts(commit) or None,
             terminal_seq(commit) if ends else None,
             commit.attempt_end,
             commit.ready_in_s,
-            len(commit.messages),
+            len(commit.messages) or None,
         )
     ]
 
@@ -256,7 +259,7 @@ def _call_cells(call: ToolCallRow, place: int) -> tuple[Any, ...]:
         call.action_seq,
         call.result_seq,
         call.repeatable,
-        call.needs_approval,
+        call.needs_approval or None,
         call.status,
         call.side_effect,
         call.tool.encode(),

@@ -13,7 +13,14 @@ WITH c AS MATERIALIZED (
     SELECT coalesce($1::timestamptz, clock_timestamp()) AS clock,
            coalesce($1::timestamptz, now()) AS now
 ), b AS MATERIALIZED (
-    SELECT * FROM unnest(
+    SELECT u.run_id, u.commit_id, u.token, coalesce(u.any_holder, false) AS any_holder,
+           coalesce(u.epoch, 0) AS epoch, u.from_state, u.expected_seq, u.last_seq, u.state,
+           u.step_index, coalesce(u.faults, 0) AS faults, u.parked_on, u.waiting_kind, u.code,
+           u.open_calls, coalesce(u.open_interrupts, 0) AS open_interrupts,
+           coalesce(u.open_children, 0) AS open_children, u.counters, u.checkpoint_seq,
+           coalesce(u.starts, false) AS starts, u.terminal_seq, u.attempt_end, u.ready_in_s,
+           coalesce(u.messages, 0) AS messages, u.i
+      FROM unnest(
         $3::uuid[], $4::uuid[], $5::int[], $6::bool[], $7::int[], $8::text[], $9::int[],
         $10::int[], $11::text[], $12::int[], $13::int[], $14::text[], $15::text[], $16::text[],
         $17::int[], $18::int[], $19::int[], $20::bytea[], $21::int[], $22::bool[], $23::int[],
@@ -93,7 +100,7 @@ WITH c AS MATERIALIZED (
              GROUP BY u.i) AS x
 ), new_events AS (
     INSERT INTO events (run_id, at, seq, step_index, attempt, epoch, type, schema_version, data)
-    SELECT ($3::uuid[])[u.i], g.at[u.i], u.seq, u.step_index, g.attempt[u.i], ($7::int[])[u.i],
+    SELECT ($3::uuid[])[u.i], g.at[u.i], u.seq, u.step_index, g.attempt[u.i], coalesce(($7::int[])[u.i], 0),
            u.type, $27::int, u.data
       FROM g CROSS JOIN unnest($28::int[], $29::int[], $30::int[], $31::smallint[], $32::bytea[])
                         AS u(i, seq, step_index, type, data)
@@ -116,7 +123,7 @@ WITH c AS MATERIALIZED (
         needs_approval, status, side_effect, tool, version, args_digest, effective_digest,
         effect_key, external_ref)
     SELECT u.tool_call_id, ($3::uuid[])[u.i], u.step_index, u.ordinal, u.action_seq, u.result_seq,
-           u.repeatable, u.needs_approval, u.status, u.side_effect, u.tool, u.version,
+           u.repeatable, coalesce(u.needs_approval, false), u.status, u.side_effect, u.tool, u.version,
            u.args_digest, u.effective_digest, u.effect_key, u.external_ref
       FROM g CROSS JOIN unnest(
                $38::int[], $39::uuid[], $40::int[], $41::int[], $42::int[], $43::int[], $44::bool[],
@@ -160,7 +167,7 @@ WITH c AS MATERIALIZED (
         run_id, created_at, seq, parent_seq, step_index, attempt, epoch,
         schema_version, digest, agent_state)
     SELECT ($3::uuid[])[u.i], g.at[u.i], u.seq, u.parent_seq, u.step_index,
-           g.attempt[u.i], ($7::int[])[u.i], $27::int, u.digest, u.agent_state
+           g.attempt[u.i], coalesce(($7::int[])[u.i], 0), $27::int, u.digest, u.agent_state
       FROM g CROSS JOIN unnest($69::int[], $70::int[], $71::int[], $72::int[], $73::bytea[],
                                $74::bytea[])
                         AS u(i, seq, parent_seq, step_index, digest, agent_state)
