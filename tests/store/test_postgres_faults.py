@@ -164,6 +164,7 @@ async def test_a_database_that_stays_away_is_unavailable(
         with pytest.raises(Unavailable):
             await database.reader.ping()
         proxy.refuses = False
+        monkeypatch.setattr(lanes, "PATIENCE_S", 8.0)
         await make.write(database.store, commit)
         await database.reader.ping()
 
@@ -446,7 +447,7 @@ async def test_a_busy_row_does_not_hold_up_the_heartbeat_of_others(postgres_dsn:
 async def test_a_server_that_is_not_there_is_named_in_one_line_without_the_password(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(lanes, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(lanes, "PATIENCE_S", 2.0)
     caplog.set_level("INFO")
     with pytest.raises(Unavailable) as raised:
         async with PostgresDatabase("postgresql://me:secret@127.0.0.1:1/name"):
