@@ -18,7 +18,7 @@ from uuid import UUID
 
 from perdure.protocol.ids import hex_of
 
-DEFLATE_FROM_BYTES = 512
+DEFLATE_FROM_BYTES = 256
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _SINCE: Final = datetime(2000, 1, 1, tzinfo=UTC)
 _MICRO: Final = timedelta(microseconds=1)
