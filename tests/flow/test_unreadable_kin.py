@@ -14,7 +14,9 @@ from perdure.store.reader import RunFilter
 from perdure.testing.clock import ShiftingClock
 from perdure.testing.embedded import Embedded, call, embedded, scripted
 from perdure.testing.tools import ToolZoo
+from perdure.tools import agent_as_tool
 from tests.flow.rows import Rows
+from tests.flow.test_compensation import QUICK, Shop, buyer, cancelled, undone
 from tests.flow.till import (
     COMPENSATE,
     Till,
@@ -142,6 +144,37 @@ async def test_what_a_child_did_that_cannot_be_read_is_undone_once_it_is_repaire
             (keys[1], "succeeded"),
         }
         assert len(end.effects or []) == len(told)
+
+
+async def test_a_try_that_was_cut_off_keeps_nothing_else_while_its_run_cannot_be_read(
+    url: str, zoo: ToolZoo
+) -> None:
+    """R-9.4, R-5.7: what the others did was not undone until the time for it was over."""
+    shop = Shop()
+    zoo.registry.add(*shop.tools(), agent_as_tool("child", name="ask_child"))
+    script = [call("order", item="a"), call("ask_child", task="go"), call("pay", amount=1)]
+    agents = [
+        buyer(script, more=("ask_child",)),
+        buyer([call("order_twice", item="b")], agent_id="child"),
+    ]
+    async with flow(url, agents, zoo, settings=QUICK) as engine:
+        run_id = await engine.submit("buyer")
+        await engine.wait_waiting(run_id)
+        where = RunFilter(parent_run_id=run_id)
+        (child,) = await engine.core.reader.list_runs(None, where, after=None, limit=9)
+        await engine.cancel(run_id, options=COMPENSATE)
+        await shop.undoing.wait()
+        await engine.kill_worker()
+        Rows(url).damage(LOST, child.facts.run_id, b"{")
+        await engine.start_worker()
+        while "undo o-a" not in str(shop.log):
+            at = (await engine.run(run_id)).hot.last_seq
+            await engine.wait_event(run_id, "compensation", after=at)
+        assert shop.log.count("undo o-b") == 1
+        Rows(url).damage(LOST, child.facts.run_id, child.facts.options.model_dump_json().encode())
+        report = await cancelled(engine, run_id)
+        assert undone(report) == {"order": "succeeded", "order_twice": "succeeded"}
+        assert len(set(shop.keys)) == 2  # one of each call
 
 
 @pytest.mark.parametrize("is_behind", [True, False])
