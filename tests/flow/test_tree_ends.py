@@ -9,6 +9,7 @@ from perdure.protocol.runs import RunRow
 from perdure.protocol.states import TERMINAL, CancelAction, ParkedOn
 from perdure.store.postgres.wire import data_out
 from perdure.store.requests import CancelWish, ClaimWant, TimerKind
+from perdure.testing.clock import ShiftingClock
 from perdure.testing.embedded import Embedded
 from tests.flow.rows import Rows
 from tests.flow.test_trees import (
@@ -19,7 +20,7 @@ from tests.flow.test_trees import (
     spawning,
     wait_tree,
 )
-from tests.flow.world import flow
+from tests.flow.world import flow, types
 
 LATER = 99
 
@@ -65,6 +66,31 @@ async def test_a_run_of_a_later_release_ends_with_its_children(url: str, *, in_t
         if in_time:
             await engine.core.store.take_away(child, "expired")
         await assert_ended(engine, run_id, FailureCode.RUN_CANCELLED)
+
+
+@pytest.mark.parametrize("in_time", [True, False])
+async def test_a_run_of_a_later_release_whose_time_is_over_begins_to_end_once(
+    url: str, *, in_time: bool
+) -> None:
+    """R-9.5, R-20.1, R-10.4: each sweep wrote the time-out anew and gave the children more time: the
+    log grew without end, and a child that did not end was never ORPHANED."""
+    clock = ShiftingClock()
+    async with flow(url, [spawning("root", "asking")], settings=SHORT, clock=clock) as engine:
+        await engine.core.store.register(registrations(ASKING), [])
+        run_id = await engine.submit("root", timeouts={"run_s": 300})
+        child = (await held_by_ghost(engine, run_id, "asking")).facts.run_id
+        await engine.wait_until(run_id, lambda row: row.hot.parked_on is ParkedOn.CHILD)
+        Rows(url).set_version(run_id, LATER)
+        clock.advance(300)
+        await engine.wait_event(run_id, "error")
+        await engine.sweep()
+        if in_time:
+            await engine.core.store.take_away(child, "expired")
+        await assert_ended(engine, run_id, FailureCode.RUN_TIMEOUT)
+        told = types(await engine.events(run_id))
+        assert (told.count("timeout"), told.count("error")) == (1, 1)
+        code = FailureCode.RUN_CANCELLED if in_time else FailureCode.ORPHANED
+        assert (await engine.run(child)).hot.code is code
 
 
 @pytest.mark.parametrize("what", ["damaged", "of a later release"])

@@ -1,6 +1,7 @@
 """Whether what a server answers stands in its document: every answer to the clients of the tests.
 
-Status, media type, body, and for an error its code; where a request was accepted, its body too.
+Status, headers, media type, body, and for an error its code; where a request was accepted, its body
+too.
 """
 
 import json
@@ -17,6 +18,24 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "openapi.json"
 JSON = "application/json"
 _PROBLEM = "application/problem+json"
 _NO_CONTENT = frozenset({204, 304})
+_OF_EVERY_ANSWER = frozenset(
+    {
+        "cache-control",
+        "connection",
+        "content-length",
+        "content-security-policy",
+        "content-type",
+        "cross-origin-resource-policy",
+        "date",
+        "referrer-policy",
+        "transfer-encoding",
+        "x-accel-buffering",
+        "x-content-type-options",
+        "x-frame-options",
+        "x-request-id",
+    }
+)
+"""Headers of the transport, and those that the document need not name for each answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +65,9 @@ async def _check(response: httpx2.Response) -> None:
     where = f"{request.method} {request.url.path}: {response.status_code}"
     known = operation["responses"].get(str(response.status_code))
     assert known is not None, f"{where} is not documented"
+    named = {name.lower() for name in known.get("headers", ())}
+    unnamed = response.headers.keys() - named - _OF_EVERY_ANSWER
+    assert not unnamed, f"{where}: {unnamed} are not documented"
     if response.status_code in _NO_CONTENT:
         return
     media_type = response.headers.get("content-type", "").partition(";")[0]

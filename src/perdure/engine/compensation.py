@@ -162,12 +162,13 @@ class _Turn:
             if begun_s < self._window_s(item):
                 return False  # whoever began it may still be at it
             used_up = item.tries_used >= TRIES_MAX
-            if is_late or used_up or not item.spec.compensate_idempotent:
+            may_repeat = item.spec.compensate_idempotent and item.facts is not None
+            if is_late or used_up or not may_repeat:
                 cut_off = _failed("the try was cut off: whether it took effect is not known")
                 return await self._end(item, number - 1, "unknown", cut_off)
         spec = self.tools.find(item.call.tool, item.call.version)
-        if item.facts is None or spec is None or not spec.has_compensate:
-            return False  # for when its run is repaired, or for a worker that serves the tool
+        if spec is None or not spec.has_compensate:
+            return False  # for a worker that serves the tool
         try:
             args = await performed(self.core, item)
         except LookupError as error:

@@ -1,7 +1,7 @@
 """A view made from rows alone, for ending a run whose log this release cannot fold (R-20.1).
 
-It knows what is owed: open calls, open questions, the open step. It knows nothing of what was said,
-so no planner may be asked upon it and no checkpoint written.
+It knows what is owed: open calls, open questions, the open step, and why the run is to end when
+that was decided. It knows nothing of what was said, so no planner may be asked upon it and no checkpoint written.
 """
 
 from contextlib import suppress
@@ -10,17 +10,23 @@ from perdure.engine.core import Core
 from perdure.engine.snapshot import OpenCall, OpenChild, OpenInterrupt
 from perdure.engine.view import Executions, RunView, view_of
 from perdure.protocol.errors import Unreadable
-from perdure.protocol.events import CancelEvent, ChildUse
+from perdure.protocol.events import CancelEvent, ChildUse, ErrorEvent
 from perdure.protocol.log import DamagedEvent
 from perdure.protocol.records import ToolCallRow
 from perdure.protocol.runs import RunRow
-from perdure.protocol.states import InterruptStatus, RunState, ToolCallStatus, is_open
+from perdure.protocol.states import (
+    InterruptStatus,
+    ParkedOn,
+    RunState,
+    ToolCallStatus,
+    is_open,
+)
 from perdure.store.reader import InterruptFilter, RunFilter
 from perdure.store.requests import TimerKind
 
 PAGE = 1000
-CANCEL_WITHIN = 200
-"""So many events before the last one a cancel is looked for."""
+ENDING_WITHIN = 200
+"""So many events before the last one it is looked for why the run is to end."""
 
 
 async def view_from_rows(core: Core, row: RunRow) -> RunView:
@@ -46,19 +52,24 @@ async def view_from_rows(core: Core, row: RunRow) -> RunView:
     await _add_calls(core, view)
     await _add_questions(core, view)
     await _add_children(core, view)
-    if hot.cancel_epoch > 0:
-        await _add_canceller(core, view)
+    if hot.cancel_epoch > 0 or hot.parked_on in {ParkedOn.CHILD, ParkedOn.CLOSING}:
+        await _add_ending(core, view)
     return view
 
 
-async def _add_canceller(core: Core, view: RunView) -> None:
-    """Add who cancelled the run and why, which its end is to tell: hardly anything follows that."""
+async def _add_ending(core: Core, view: RunView) -> None:
+    """Add why the run is to end, and who cancelled it: hardly anything follows that."""
     snapshot = view.snapshot
-    start = max(0, snapshot.last_seq - CANCEL_WITHIN)
-    for event in await core.reader.events_after(view.facts.run_id, start, limit=CANCEL_WITHIN):
+    start = max(0, snapshot.last_seq - ENDING_WITHIN)
+    for event in await core.reader.events_after(view.facts.run_id, start, limit=ENDING_WITHIN):
         with suppress(Unreadable, DamagedEvent):
-            if isinstance(event.data, CancelEvent):
-                snapshot.cancelled_by, snapshot.cancel_reason = event.data.by, event.data.reason
+            match event.data:
+                case CancelEvent(by=by, reason=reason):
+                    snapshot.cancelled_by, snapshot.cancel_reason = by, reason
+                case ErrorEvent(final=True, failure=failure):
+                    snapshot.ending = snapshot.ending or failure
+                case _:
+                    pass
 
 
 async def _add_calls(core: Core, view: RunView) -> None:

@@ -166,6 +166,8 @@ async def children_of(
     ):
         for row in page:
             yield row
+        if len(page) < PAGE:
+            break  # what is left out behind the last one was told with this page
         after = page[-1].facts.run_id
 
 

@@ -12,6 +12,7 @@ from fastapi import Header
 from starlette.requests import Request
 
 from perdure.protocol.errors import Malformed
+from perdure.server.openapi import header
 
 HEADER = "Idempotency-Key"
 REPLAYED = "Idempotency-Replayed"
@@ -37,7 +38,7 @@ CreateKey = Annotated[
         description="1 to 255 bytes; the same key returns the same object",
     ),
 ]
-LOCATION = {"Location": {"description": "the object's path", "schema": {"type": "string"}}}
+LOCATION = {"Location": header("the object's path")}
 MADE_HEADERS = {
     REPLAYED: {
         "description": "`true` when what stands under the key was made before",

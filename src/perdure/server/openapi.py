@@ -5,7 +5,7 @@ from typing import Any, cast
 
 from fastapi import FastAPI
 
-from perdure.server.problems import KINDS, MEDIA_TYPE, Problem
+from perdure.server.problems import KINDS, MEDIA_TYPE, TELLS_WHEN, Problem
 
 Responses = dict[int | str, dict[str, Any]]
 
@@ -69,9 +69,15 @@ def problems(codes: Iterable[str]) -> Responses:
         status: {
             "description": "Problem: " + ", ".join(f"`{code}`" for code in found),
             "content": {MEDIA_TYPE: {"schema": _PROBLEM, **_example(status)}},
+            **_headers(found),
         }
         for status, found in sorted(by_status.items(), key=lambda item: str(item[0]))
     }
+
+
+def header(description: str, kind: str = "string") -> dict[str, Any]:
+    """Return a documented header of an answer."""
+    return {"description": description, "schema": {"type": kind}}
 
 
 def install_openapi(app: FastAPI) -> None:
@@ -119,6 +125,12 @@ def _correct_parameter(schema: dict[str, Any]) -> None:
     if len(kinds) == 1:
         del schema["anyOf"]
         schema.update(kinds[0])
+
+
+def _headers(codes: Iterable[str]) -> dict[str, Any]:
+    if TELLS_WHEN.isdisjoint(codes):
+        return {}
+    return {"headers": {"Retry-After": header("seconds to wait before trying again", "integer")}}
 
 
 def _example(status: int | str) -> dict[str, Any]:

@@ -30,6 +30,8 @@ log = logging.getLogger("perdure.server")
 MEDIA_TYPE = "application/problem+json"
 ERRORS_MAX = 20
 RETRY_AFTER_S = 1
+TELLS_WHEN = frozenset({"quota_exceeded", "unavailable"})
+"""Codes of answers that say in `Retry-After` when to try again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +144,7 @@ def answer(problem: Problem) -> Response:
     headers: dict[str, str] = {}
     if problem.code == "too_slow":
         headers["Connection"] = "close"  # the rest of the body may still come
-    if problem.code in {"unavailable", "quota_exceeded"}:
+    if problem.code in TELLS_WHEN:
         headers["Retry-After"] = str(RETRY_AFTER_S)
     return Response(
         problem.model_dump_json(), problem.status, headers=headers, media_type=MEDIA_TYPE

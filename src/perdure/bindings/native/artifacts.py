@@ -9,7 +9,7 @@ from starlette.responses import Response
 from perdure.protocol.ids import ARTIFACT
 from perdure.server.asgi import StrictRoute
 from perdure.server.call import InCall, one, page
-from perdure.server.openapi import may_answer
+from perdure.server.openapi import header, may_answer
 from perdure.server.paging import LIMIT_DEFAULT, After, Limit, read_id, write_cursor
 from perdure.service import artifacts
 from perdure.service.views import ArtifactView, Page
@@ -62,6 +62,10 @@ async def get_artifact(call: InCall, artifact_id: str) -> Response:
         200: {
             "description": "The bytes, always as an attachment, in the artifact's media type",
             "content": {"*/*": {"schema": {"type": "string", "format": "binary"}}},
+            "headers": {
+                "Content-Disposition": header("`attachment`, with the artifact's name"),
+                "ETag": header("the content's digest, in quotes"),
+            },
         },
         **may_answer("not_found", "gone"),
     },

@@ -25,7 +25,7 @@ from perdure.server.call import (
     page,
     wants_stream,
 )
-from perdure.server.idempotency import REPLAYED, NaturalKey
+from perdure.server.idempotency import MADE_HEADERS, REPLAYED, NaturalKey
 from perdure.server.openapi import STREAM, may_answer
 from perdure.server.paging import (
     LIMIT_DEFAULT,
@@ -195,7 +195,10 @@ async def get_tool_call(call: InCall, tool_call_id: str) -> Response:
     operation_id="give_tool_call_result",
     summary="Give the result of a pending tool call",
     response_model=ToolCallView,
-    responses=may_answer("not_found", "conflict", "already_answered", "gone", body=True),
+    responses={
+        200: {"headers": MADE_HEADERS},
+        **may_answer("not_found", "conflict", "already_answered", "gone", body=True),
+    },
 )
 async def give_tool_call_result(
     call: InCall, tool_call_id: str, body: CallbackBody, idempotency_key: NaturalKey = None

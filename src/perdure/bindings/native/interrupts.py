@@ -9,7 +9,7 @@ from perdure.protocol.ids import INTERRUPT
 from perdure.protocol.states import InterruptStatus
 from perdure.server.asgi import StrictRoute
 from perdure.server.call import InCall, example, one, page
-from perdure.server.idempotency import REPLAYED, NaturalKey
+from perdure.server.idempotency import MADE_HEADERS, REPLAYED, NaturalKey
 from perdure.server.openapi import may_answer
 from perdure.server.paging import LIMIT_DEFAULT, After, Limit, read_id, write_cursor
 from perdure.service import interrupts
@@ -29,7 +29,10 @@ AnswerBody = Annotated[
         }
     ),
 ]
-_RESOLVED = may_answer("not_found", "conflict", "already_answered", "gone", body=True)
+_RESOLVED = {
+    200: {"headers": MADE_HEADERS},
+    **may_answer("not_found", "conflict", "already_answered", "gone", body=True),
+}
 
 
 @router.get(
@@ -125,7 +128,10 @@ async def resolve_interrupt(
     operation_id="delegate_interrupt",
     summary="Hand an approval on",
     response_model=InterruptView,
-    responses=may_answer("not_found", "conflict", "gone", "forbidden", body=True),
+    responses={
+        200: {"headers": MADE_HEADERS},
+        **may_answer("not_found", "conflict", "gone", "forbidden", body=True),
+    },
 )
 async def delegate_interrupt(
     call: InCall,

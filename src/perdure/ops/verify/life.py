@@ -132,8 +132,10 @@ def end_is_told(record: RunRecord) -> Found:
 
 
 _ANY_RELEASE = frozenset({"attempt", "cancel", "late", "repair"})
-_OF_A_CLOSING = frozenset({"child", "compensation", "result", "resume", "step", "state"})
-_CLOSED_BLINDLY = frozenset({FailureCode.CHECKPOINT_INCOMPATIBLE, FailureCode.RUN_CANCELLED})
+_OF_A_CLOSING = frozenset(
+    {"child", "compensation", "error", "result", "resume", "state", "step", "timeout"}
+)
+_CLOSING = frozenset({ParkedOn.CHILD, ParkedOn.CLOSING})
 
 
 @rule(
@@ -144,7 +146,7 @@ _CLOSED_BLINDLY = frozenset({FailureCode.CHECKPOINT_INCOMPATIBLE, FailureCode.RU
 def versions_grow(record: RunRecord) -> Found:
     highest = 0
     allowed = _ANY_RELEASE
-    if record.hot.code in _CLOSED_BLINDLY:
+    if record.hot.state is RunState.FAILED or record.hot.parked_on in _CLOSING:
         allowed |= _OF_A_CLOSING
     for line in record.log:
         if line.schema_version < highest and line.type not in allowed:
