@@ -1,9 +1,13 @@
 """Ends of trees in which a run waits for its children: within their time, and whatever became of
 the runs between (R-9.5, R-20.1, F47)."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from perdure.engine.tree import close_unheld
+from perdure.protocol.events import ErrorEvent
 from perdure.protocol.failures import FailureCode
 from perdure.protocol.runs import RunRow
 from perdure.protocol.states import TERMINAL, CancelAction, ParkedOn
@@ -19,7 +23,7 @@ from tests.flow.test_trees import (
     spawning,
     wait_tree,
 )
-from tests.flow.world import flow
+from tests.flow.world import data_of, flow, swept_until
 
 LATER = 99
 
@@ -49,6 +53,72 @@ async def test_a_cancel_that_is_sent_again_leaves_the_children_their_time(url: s
         await engine.core.store.take_away(child, "expired")
         await assert_ended(engine, run_id, FailureCode.RUN_CANCELLED)
         assert (await engine.run(child)).hot.code is FailureCode.RUN_CANCELLED
+
+
+async def test_a_cancel_that_comes_beside_a_sweep_leaves_the_children_their_time(url: str) -> None:
+    """R-9.5: a sweep that looked at the run before saw the timer of the stronger cancel: the child
+    was ORPHANED, and its lease taken away."""
+    async with flow(url, [spawning("root", "asking")]) as engine:
+        await engine.core.store.register(registrations(ASKING), [])
+        run_id = await engine.submit("root")
+        child = (await held_by_ghost(engine, run_id, "asking")).facts.run_id
+        await engine.cancel(run_id)
+        await engine.kill_worker()
+        reader: Any = _Strengthening(engine, run_id)
+        core = replace(engine.core, reader=reader)
+        assert not await close_unheld(core, run_id, TimerKind.CLOSE, engine.tools)
+        assert (await engine.run(run_id)).hot.cancel_action is CancelAction.ROLLBACK
+        assert (await engine.run(child)).hot.lease_owner == "wrk_ghost"
+        await engine.core.store.take_away(child, "expired")
+        await swept_until(engine, run_id, lambda row: row.hot.state in TERMINAL)
+        await assert_ended(engine, run_id, FailureCode.RUN_CANCELLED)
+
+
+class _Strengthening:
+    """A reader before whose look at the timers of a run a stronger cancel of it is accepted."""
+
+    def __init__(self, engine: Embedded, run_id: str) -> None:
+        self._engine = engine
+        self._run_id = run_id
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine.core.reader, name)
+
+    async def timers_of(self, run_id: str) -> Any:
+        wish = CancelWish(action=CancelAction.ROLLBACK, by="ada", source="test")
+        await self._engine.core.store.request_cancel(self._run_id, wish)
+        return await self._engine.core.reader.timers_of(run_id)
+
+
+@pytest.mark.parametrize("code", [FailureCode.RUN_TIMEOUT, FailureCode.CHECKPOINT_INCOMPATIBLE])
+async def test_a_run_of_a_later_release_begins_to_end_once(url: str, code: FailureCode) -> None:
+    """R-9.5, R-20.1, R-10.4: it did so again with every sweep, which gave its child its time anew:
+    neither ended, and the log grew."""
+    async with flow(url, [spawning("root", "asking", "asking")], settings=SHORT) as engine:
+        await engine.core.store.register(registrations(ASKING), [])
+        is_late = code is FailureCode.RUN_TIMEOUT
+        run_id = await engine.submit("root", timeouts={"run_s": 0.5} if is_late else {})
+        other = (await wait_tree(engine, run_id, 3))[-1].facts.run_id
+        await engine.wait_until(run_id, lambda row: row.hot.parked_on is ParkedOn.CHILD)
+        Rows(url).set_version(run_id, LATER)
+        if not is_late:
+            await engine.cancel(other)
+        held = await held_by_ghost(engine, run_id, "asking")
+        await assert_ended(engine, run_id, code)
+        assert (await engine.run(held.facts.run_id)).hot.state in TERMINAL
+        assert len(data_of(await engine.events(run_id), ErrorEvent)) == 1
+
+
+async def test_a_run_of_a_later_release_is_orphaned_soundly(url: str) -> None:
+    """R-9.5, R-20.1: I52 took it that an older release had carried it on."""
+    async with flow(url, [spawning("root", "asking")], settings=SHORT) as engine:
+        await engine.core.store.register(registrations(ASKING), [])
+        run_id = await engine.submit("root")
+        child = (await held_by_ghost(engine, run_id, "asking")).facts.run_id
+        Rows(url).set_version(child, LATER)
+        await engine.cancel(run_id)
+        await assert_ended(engine, run_id, FailureCode.RUN_CANCELLED)
+        assert (await engine.run(child)).hot.code is FailureCode.ORPHANED
 
 
 @pytest.mark.parametrize("in_time", [True, False])
@@ -94,3 +164,17 @@ async def test_a_run_that_takes_no_report_does_not_keep_the_tree(url: str, what:
         if what == "damaged":
             in_postgres = url.startswith("postgresql://")
             Rows(url).damage(change, middle, data_out(first.raw) if in_postgres else first.raw)
+
+
+async def test_a_run_that_is_put_aside_and_sound_does_not_keep_the_tree(url: str) -> None:
+    """R-9.5, R-7.7: it takes no report while it is aside, and was not ended for want of it."""
+    agents = [spawning("root", "middle"), spawning("middle", "asking")]
+    async with flow(url, agents, settings=SHORT) as engine:
+        await engine.core.store.register(registrations(ASKING), [])
+        run_id = await engine.submit("root")
+        rows = await wait_tree(engine, run_id, 3)
+        await held_by_ghost(engine, run_id, "asking")
+        await engine.cancel(run_id)
+        assert await engine.core.store.quarantine(rows[1].facts.run_id, None, "look", None)
+        await assert_ended(engine, run_id, FailureCode.RUN_CANCELLED)
+        assert (await engine.run(rows[1].facts.run_id)).hot.code is FailureCode.ORPHANED

@@ -10,7 +10,7 @@ from perdure.engine.core import Core
 from perdure.engine.snapshot import OpenCall, OpenChild, OpenInterrupt
 from perdure.engine.view import Executions, RunView, view_of
 from perdure.protocol.errors import Unreadable
-from perdure.protocol.events import CancelEvent, ChildUse
+from perdure.protocol.events import CancelEvent, ChildUse, ErrorEvent
 from perdure.protocol.log import DamagedEvent
 from perdure.protocol.records import ToolCallRow
 from perdure.protocol.runs import RunRow
@@ -19,8 +19,8 @@ from perdure.store.reader import InterruptFilter, RunFilter
 from perdure.store.requests import TimerKind
 
 PAGE = 1000
-CANCEL_WITHIN = 200
-"""So many events before the last one a cancel is looked for."""
+END_WITHIN = 200
+"""So many events before the last one it is looked for what the run is to end by."""
 
 
 async def view_from_rows(core: Core, row: RunRow) -> RunView:
@@ -46,19 +46,25 @@ async def view_from_rows(core: Core, row: RunRow) -> RunView:
     await _add_calls(core, view)
     await _add_questions(core, view)
     await _add_children(core, view)
-    if hot.cancel_epoch > 0:
-        await _add_canceller(core, view)
+    await _add_what_ends_it(core, view)
     return view
 
 
-async def _add_canceller(core: Core, view: RunView) -> None:
-    """Add who cancelled the run and why, which its end is to tell: hardly anything follows that."""
+async def _add_what_ends_it(core: Core, view: RunView) -> None:
+    """Add who cancelled the run and why, or what it began to end by, which its end is to tell:
+    hardly anything follows that.
+    """
     snapshot = view.snapshot
-    start = max(0, snapshot.last_seq - CANCEL_WITHIN)
-    for event in await core.reader.events_after(view.facts.run_id, start, limit=CANCEL_WITHIN):
+    start = max(0, snapshot.last_seq - END_WITHIN)
+    for event in await core.reader.events_after(view.facts.run_id, start, limit=END_WITHIN):
         with suppress(Unreadable, DamagedEvent):
-            if isinstance(event.data, CancelEvent):
-                snapshot.cancelled_by, snapshot.cancel_reason = event.data.by, event.data.reason
+            match event.data:
+                case CancelEvent() as cancel:
+                    snapshot.cancelled_by, snapshot.cancel_reason = cancel.by, cancel.reason
+                case ErrorEvent(final=True) as error:
+                    snapshot.ending = snapshot.ending or error.failure
+                case _:
+                    pass
 
 
 async def _add_calls(core: Core, view: RunView) -> None:

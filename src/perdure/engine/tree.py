@@ -377,8 +377,13 @@ def _waits_for_end(row: RunRow, snapshot: RunSnapshot) -> bool:
 
 
 async def _has_time_to_end(core: Core, view: RunView) -> bool:
-    """Tell whether children of a run that waits for their end are unfinished, and may be so still."""
+    """Tell whether children of a run that waits for their end are unfinished, and may be so still:
+    also when a cancel has come since, which gives them their time anew.
+    """
     timers = await core.reader.timers_of(view.facts.run_id)
+    row = await core.reader.find_run(None, view.facts.run_id)
+    if row is None or row.hot.last_seq != view.snapshot.last_seq:
+        return True
     reported = {timer.ref for timer in timers if timer.kind is TimerKind.CHILD}
     if not view.snapshot.open_children.keys() - reported:
         return False
@@ -464,21 +469,25 @@ async def _orphan(core: Core, run_id: str, tools: ToolRunner | None) -> None:
 
 async def _orphan_draft(core: Core, row: RunRow) -> Draft | None:
     """Draft a run's end as ORPHANED; None while it, or a run below it, undoes what it did: that has
-    its own deadline.
+    its own deadline. One that is put aside undoes nothing, and takes its reports only with its end.
     """
+    effects: list[dict[str, JsonValue]] | None = None
     cut_off: Sequence[CompensationEvent] = ()
+    is_aside = row.hot.parked_on is ParkedOn.REPAIR
     try:
         view, whole = await _view(core, row)
-        effects = await _effects(core, row, view, undone=not whole)
-        if effects is None:
-            return None
+        if not is_aside:
+            effects = await _effects(core, row, view, undone=not whole)
+            if effects is None:
+                return None
     except Damaged:
         view, whole = await view_from_rows(core, row), False
+    if effects is None:
         left = await left_behind(core, row, view)
         effects, cut_off = left.effects, left.cut_off
     draft = unheld_draft(core, view, row)
     draft.with_checkpoint = whole
-    if not whole:
+    if is_aside or not whole:
         await take_reports(core, draft)
     if view.snapshot.open_children:
         return None
