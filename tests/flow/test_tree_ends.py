@@ -4,6 +4,7 @@ the runs between (R-9.5, R-20.1, F47)."""
 from dataclasses import replace
 from typing import Any
 
+import anyio
 import pytest
 
 from perdure.engine.tree import close_unheld
@@ -178,3 +179,46 @@ async def test_a_run_that_is_put_aside_and_sound_does_not_keep_the_tree(url: str
         assert await engine.core.store.quarantine(rows[1].facts.run_id, None, "look", None)
         await assert_ended(engine, run_id, FailureCode.RUN_CANCELLED)
         assert (await engine.run(rows[1].facts.run_id)).hot.code is FailureCode.ORPHANED
+
+
+@pytest.mark.parametrize("what", ["its row cannot be written", "its end cannot be read"])
+async def test_a_run_below_that_cannot_be_read_puts_nothing_above_it_aside(
+    url: str, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """R-9.1, R-9.5, R-7.7: the cancel of the root raised, or all above were put aside for repair, and
+    ended no more once the run was repaired."""
+    agents = [spawning("root", "middle"), spawning("middle", "asking"), ASKING]
+    async with flow(url, agents, settings=SHORT) as engine:
+        run_id = await engine.submit("root")
+        rows = await wait_tree(engine, run_id, 3)
+        root, middle, child = (row.facts.run_id for row in rows)
+        await engine.wait_waiting(child)
+        for above in (root, middle):
+            await engine.wait_until(above, lambda row: row.hot.parked_on is ParkedOn.CHILD)
+        await engine.kill_worker()
+        if what == "its end cannot be read":
+            with monkeypatch.context() as patched:
+                patched.setattr("perdure.engine.tree.tell_parent", _tells_nobody)
+                await engine.cancel(child)
+            change, broken = "UPDATE runs SET options = ! WHERE run_id = ?", b"{"
+            sound = rows[2].facts.options.model_dump_json().encode()
+        else:
+            change = "UPDATE run_state SET waiting_kind = ! WHERE run_id = ?"
+            broken, sound = b"of_a_newer_release", b"input"
+            in_postgres = url.startswith("postgresql://")
+            text = "convert_from(!, 'UTF8')" if in_postgres else "CAST(! AS TEXT)"
+            change = change.replace("!", text)
+        Rows(url).damage(change, child, broken)
+        await engine.cancel(root)
+        for _ in range(10):
+            await engine.sweep()
+            await anyio.sleep(SHORT.cancel_deadline_s / 5)
+        for above in (root, middle):
+            assert (await engine.run(above)).hot.parked_on is ParkedOn.CHILD
+        Rows(url).damage(change, child, sound)
+        await swept_until(engine, root, lambda row: row.hot.state in TERMINAL)
+        await assert_ended(engine, root, FailureCode.RUN_CANCELLED)
+
+
+async def _tells_nobody(*_: object) -> None:
+    """Stand for a process that ends before it tells of an end: a sweep does."""
