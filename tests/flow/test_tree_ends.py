@@ -7,14 +7,19 @@ from typing import Any
 import anyio
 import pytest
 
+from perdure.engine.load import load_view
 from perdure.engine.tree import close_unheld
-from perdure.protocol.events import ErrorEvent
+from perdure.engine.unheld import unheld_draft
+from perdure.protocol.codec import digest
+from perdure.protocol.decisions import Ask
+from perdure.protocol.events import CompensationEvent, ErrorEvent
 from perdure.protocol.failures import FailureCode
 from perdure.protocol.runs import RunRow
 from perdure.protocol.states import TERMINAL, CancelAction, ParkedOn
 from perdure.store.postgres.wire import data_out
 from perdure.store.requests import CancelWish, ClaimWant, TimerKind
-from perdure.testing.embedded import Embedded
+from perdure.testing.embedded import Embedded, call
+from perdure.testing.tools import ToolZoo
 from tests.flow.rows import Rows
 from tests.flow.test_trees import (
     ASKING,
@@ -24,6 +29,7 @@ from tests.flow.test_trees import (
     spawning,
     wait_tree,
 )
+from tests.flow.till import COMPENSATE, Till, effects_of, follows
 from tests.flow.world import data_of, flow, swept_until
 
 LATER = 99
@@ -222,3 +228,51 @@ async def test_a_run_below_that_cannot_be_read_puts_nothing_above_it_aside(
 
 async def _tells_nobody(*_: object) -> None:
     """Stand for a process that ends before it tells of an end: a sweep does."""
+
+
+async def test_a_run_of_a_later_release_waits_for_a_child_that_cannot_be_read(url: str) -> None:
+    """R-9.5, R-20.1: it ended before its child."""
+    async with flow(url, [spawning("root", "asking"), ASKING], settings=SHORT) as engine:
+        root = await engine.submit("root")
+        child = (await wait_tree(engine, root, 2))[1]
+        await engine.wait_waiting(child.facts.run_id)
+        await engine.wait_until(root, lambda row: row.hot.parked_on is ParkedOn.CHILD)
+        sound, change = (
+            child.facts.options.model_dump_json().encode(),
+            "UPDATE runs SET options = !",
+        )
+        change += " WHERE run_id = ?"
+        Rows(url).damage(change, child.facts.run_id, b"{")
+        Rows(url).set_version(root, LATER)
+        await engine.cancel(root)
+        await anyio.sleep(2 * SHORT.cancel_deadline_s)
+        assert (await engine.run(root)).hot.state not in TERMINAL
+        Rows(url).damage(change, child.facts.run_id, sound)
+        await assert_ended(engine, root, FailureCode.RUN_CANCELLED)
+
+
+async def test_a_try_that_a_later_release_began_has_an_end(url: str, zoo: ToolZoo) -> None:
+    """R-9.4, R-20.1, I75: an older release ended the run while a worker undid what it had done."""
+    till = Till()
+    zoo.registry.add(*till.tools(zoo))
+    async with flow(url, [follows(call("charge"), Ask(title="?"))], zoo) as engine:
+        run_id = await engine.submit("buyer")
+        await engine.wait_waiting(run_id)
+        await engine.kill_worker()
+        await engine.cancel(run_id, options=COMPENSATE)
+        [made] = await engine.core.reader.list_tool_calls(run_id, after=None, limit=9)
+        row = await engine.run(run_id)
+        draft = unheld_draft(engine.core, await load_view(engine.core, row), row)
+        draft.add(
+            CompensationEvent(
+                tool_call_id=made.tool_call_id,
+                status="started",
+                key=digest(["compensate", made.effect_key]),
+                number=1,
+            )
+        )
+        draft.parked_on, draft.close_in_s, draft.with_checkpoint = ParkedOn.CLOSING, 0, False
+        await engine.core.store.commit([draft.build()])
+        Rows(url).set_version(run_id, LATER)
+        await swept_until(engine, run_id, lambda row: row.hot.state in TERMINAL)
+        assert await effects_of(engine, run_id) == {"charge": ("succeeded", "unknown")}

@@ -8,6 +8,7 @@ from contextlib import suppress
 
 from perdure.engine.core import Core
 from perdure.engine.snapshot import OpenCall, OpenChild, OpenInterrupt
+from perdure.engine.undone import keep_unreadable
 from perdure.engine.view import Executions, RunView, view_of
 from perdure.protocol.errors import Unreadable
 from perdure.protocol.events import CancelEvent, ChildUse, ErrorEvent
@@ -45,7 +46,7 @@ async def view_from_rows(core: Core, row: RunRow) -> RunView:
     snapshot.step_first_seq = steps[0].first_seq if steps else None
     await _add_calls(core, view)
     await _add_questions(core, view)
-    await _add_children(core, view)
+    await _add_children(core, view, hot.open_children)
     await _add_what_ends_it(core, view)
     return view
 
@@ -118,16 +119,23 @@ async def _add_questions(core: Core, view: RunView) -> None:
         after = page[-1].interrupt_id
 
 
-async def _add_children(core: Core, view: RunView) -> None:
-    """Add children that are unfinished, or whose report has not been taken."""
+async def _add_children(core: Core, view: RunView, open_children: int) -> None:
+    """Add children that are unfinished, or whose report has not been taken.
+
+    So are those that cannot be read, while fewer are known than the run has: they may be detached.
+    """
     run_id = view.facts.run_id
     where, after = RunFilter(parent_run_id=run_id, unfinished=True), None
-    open_ids: list[str] = []
-    while rows := await core.reader.list_runs(None, where, after=after, limit=PAGE):
+    open_ids, lost = list[str](), list[str]()
+    while rows := await core.reader.list_runs(
+        None, where, after=after, limit=PAGE, on_unreadable=keep_unreadable(lost)
+    ):
         open_ids += [row.facts.run_id for row in rows if not row.facts.detached]
         after = rows[-1].facts.run_id
     timers = await core.reader.timers_of(run_id)
     open_ids += [timer.ref for timer in timers if timer.kind is TimerKind.CHILD and timer.ref]
+    if len(open_ids) < open_children:
+        open_ids += lost
     for child in open_ids:
         view.snapshot.open_children[child] = OpenChild(
             child_run_id=child, awaited=True, tool_call_id=None, use=ChildUse()

@@ -30,7 +30,7 @@ from perdure.engine.core import Core
 from perdure.engine.counting import count_draft
 from perdure.engine.discarding import content_to_discard
 from perdure.engine.draft import Draft
-from perdure.engine.effects_told import left_behind
+from perdure.engine.effects_told import cut_off_tries, left_behind
 from perdure.engine.load import Damaged, load_view
 from perdure.engine.ports import ToolRunner
 from perdure.engine.reports import draft_report, read_reports, take_reports
@@ -194,6 +194,7 @@ async def close_unheld(
     if not whole:
         draft.with_checkpoint = False
         await take_reports(core, draft)
+        _add_cut_off(draft, await cut_off_tries(core, row))
     _note_timeout(draft, failure)
     why = end_transition(row.hot.state, failure)
     close_run(draft, why, failure, known=known, effects=effects)
@@ -284,6 +285,12 @@ def _due_failure(
     )
 
 
+def _add_cut_off(draft: Draft, tries: Sequence[CompensationEvent]) -> None:
+    """Draft the ends of tries to undo something, which nobody will record: the run ends without."""
+    for one in tries:
+        draft.add(one)
+
+
 def _note_timeout(draft: Draft, failure: Failure) -> None:
     """Draft the time-out of a run that is ended by it, unless that was done when it began to end."""
     if failure.code is FailureCode.RUN_TIMEOUT and draft.view.snapshot.ending is None:
@@ -361,6 +368,7 @@ async def _orphan_draft(core: Core, row: RunRow) -> Draft | None:
             effects = await _effects(core, row, view, undone=not whole)
             if effects is None:
                 return None
+            cut_off = await cut_off_tries(core, row)  # of one that a later release was to undo
     except Damaged:
         view, whole = await view_from_rows(core, row), False
     if effects is None:
@@ -372,7 +380,6 @@ async def _orphan_draft(core: Core, row: RunRow) -> Draft | None:
         await take_reports(core, draft)
     if view.snapshot.open_children:
         return None
-    for one in cut_off:
-        draft.add(one)
+    _add_cut_off(draft, cut_off)
     close_run(draft, end_transition(row.hot.state, ORPHANED), ORPHANED, effects=effects)
     return draft
