@@ -1,16 +1,26 @@
 """Ends of trees in which a run waits for its children: within their time, and whatever became of
 the runs between (R-9.5, R-20.1, F47)."""
 
+from dataclasses import replace
+from typing import Any
+
+import anyio
 import pytest
 
+from perdure.engine.load import load_view
 from perdure.engine.tree import close_unheld
+from perdure.engine.unheld import unheld_draft
+from perdure.protocol.codec import digest
+from perdure.protocol.decisions import Ask
+from perdure.protocol.events import CompensationEvent, ErrorEvent
 from perdure.protocol.failures import FailureCode
 from perdure.protocol.runs import RunRow
 from perdure.protocol.states import TERMINAL, CancelAction, ParkedOn
 from perdure.store.postgres.wire import data_out
 from perdure.store.requests import CancelWish, ClaimWant, TimerKind
 from perdure.testing.clock import ShiftingClock
-from perdure.testing.embedded import Embedded
+from perdure.testing.embedded import Embedded, call
+from perdure.testing.tools import ToolZoo
 from tests.flow.rows import Rows
 from tests.flow.test_trees import (
     ASKING,
@@ -20,7 +30,8 @@ from tests.flow.test_trees import (
     spawning,
     wait_tree,
 )
-from tests.flow.world import flow, types
+from tests.flow.till import COMPENSATE, Till, effects_of, follows
+from tests.flow.world import data_of, flow, swept_until, types
 
 LATER = 99
 
@@ -50,6 +61,72 @@ async def test_a_cancel_that_is_sent_again_leaves_the_children_their_time(url: s
         await engine.core.store.take_away(child, "expired")
         await assert_ended(engine, run_id, FailureCode.RUN_CANCELLED)
         assert (await engine.run(child)).hot.code is FailureCode.RUN_CANCELLED
+
+
+async def test_a_cancel_that_comes_beside_a_sweep_leaves_the_children_their_time(url: str) -> None:
+    """R-9.5: a sweep that looked at the run before saw the timer of the stronger cancel: the child
+    was ORPHANED, and its lease taken away."""
+    async with flow(url, [spawning("root", "asking")]) as engine:
+        await engine.core.store.register(registrations(ASKING), [])
+        run_id = await engine.submit("root")
+        child = (await held_by_ghost(engine, run_id, "asking")).facts.run_id
+        await engine.cancel(run_id)
+        await engine.kill_worker()
+        reader: Any = _Strengthening(engine, run_id)
+        core = replace(engine.core, reader=reader)
+        assert not await close_unheld(core, run_id, TimerKind.CLOSE, engine.tools)
+        assert (await engine.run(run_id)).hot.cancel_action is CancelAction.ROLLBACK
+        assert (await engine.run(child)).hot.lease_owner == "wrk_ghost"
+        await engine.core.store.take_away(child, "expired")
+        await swept_until(engine, run_id, lambda row: row.hot.state in TERMINAL)
+        await assert_ended(engine, run_id, FailureCode.RUN_CANCELLED)
+
+
+class _Strengthening:
+    """A reader before whose look at the timers of a run a stronger cancel of it is accepted."""
+
+    def __init__(self, engine: Embedded, run_id: str) -> None:
+        self._engine = engine
+        self._run_id = run_id
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine.core.reader, name)
+
+    async def timers_of(self, run_id: str) -> Any:
+        wish = CancelWish(action=CancelAction.ROLLBACK, by="ada", source="test")
+        await self._engine.core.store.request_cancel(self._run_id, wish)
+        return await self._engine.core.reader.timers_of(run_id)
+
+
+@pytest.mark.parametrize("code", [FailureCode.RUN_TIMEOUT, FailureCode.CHECKPOINT_INCOMPATIBLE])
+async def test_a_run_of_a_later_release_begins_to_end_once(url: str, code: FailureCode) -> None:
+    """R-9.5, R-20.1, R-10.4: it did so again with every sweep, which gave its child its time anew:
+    neither ended, and the log grew."""
+    async with flow(url, [spawning("root", "asking", "asking")], settings=SHORT) as engine:
+        await engine.core.store.register(registrations(ASKING), [])
+        is_late = code is FailureCode.RUN_TIMEOUT
+        run_id = await engine.submit("root", timeouts={"run_s": 0.5} if is_late else {})
+        other = (await wait_tree(engine, run_id, 3))[-1].facts.run_id
+        await engine.wait_until(run_id, lambda row: row.hot.parked_on is ParkedOn.CHILD)
+        Rows(url).set_version(run_id, LATER)
+        if not is_late:
+            await engine.cancel(other)
+        held = await held_by_ghost(engine, run_id, "asking")
+        await assert_ended(engine, run_id, code)
+        assert (await engine.run(held.facts.run_id)).hot.state in TERMINAL
+        assert len(data_of(await engine.events(run_id), ErrorEvent)) == 1
+
+
+async def test_a_run_of_a_later_release_is_orphaned_soundly(url: str) -> None:
+    """R-9.5, R-20.1: I52 took it that an older release had carried it on."""
+    async with flow(url, [spawning("root", "asking")], settings=SHORT) as engine:
+        await engine.core.store.register(registrations(ASKING), [])
+        run_id = await engine.submit("root")
+        child = (await held_by_ghost(engine, run_id, "asking")).facts.run_id
+        Rows(url).set_version(child, LATER)
+        await engine.cancel(run_id)
+        await assert_ended(engine, run_id, FailureCode.RUN_CANCELLED)
+        assert (await engine.run(child)).hot.code is FailureCode.ORPHANED
 
 
 @pytest.mark.parametrize("in_time", [True, False])
@@ -120,3 +197,108 @@ async def test_a_run_that_takes_no_report_does_not_keep_the_tree(url: str, what:
         if what == "damaged":
             in_postgres = url.startswith("postgresql://")
             Rows(url).damage(change, middle, data_out(first.raw) if in_postgres else first.raw)
+
+
+async def test_a_run_that_is_put_aside_and_sound_does_not_keep_the_tree(url: str) -> None:
+    """R-9.5, R-7.7: it takes no report while it is aside, and was not ended for want of it."""
+    agents = [spawning("root", "middle"), spawning("middle", "asking")]
+    async with flow(url, agents, settings=SHORT) as engine:
+        await engine.core.store.register(registrations(ASKING), [])
+        run_id = await engine.submit("root")
+        rows = await wait_tree(engine, run_id, 3)
+        await held_by_ghost(engine, run_id, "asking")
+        await engine.cancel(run_id)
+        assert await engine.core.store.quarantine(rows[1].facts.run_id, None, "look", None)
+        await assert_ended(engine, run_id, FailureCode.RUN_CANCELLED)
+        assert (await engine.run(rows[1].facts.run_id)).hot.code is FailureCode.ORPHANED
+
+
+@pytest.mark.parametrize("what", ["its row cannot be written", "its end cannot be read"])
+async def test_a_run_below_that_cannot_be_read_puts_nothing_above_it_aside(
+    url: str, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """R-9.1, R-9.5, R-7.7: the cancel of the root raised, or all above were put aside for repair, and
+    ended no more once the run was repaired."""
+    agents = [spawning("root", "middle"), spawning("middle", "asking"), ASKING]
+    async with flow(url, agents, settings=SHORT) as engine:
+        run_id = await engine.submit("root")
+        rows = await wait_tree(engine, run_id, 3)
+        root, middle, child = (row.facts.run_id for row in rows)
+        await engine.wait_waiting(child)
+        for above in (root, middle):
+            await engine.wait_until(above, lambda row: row.hot.parked_on is ParkedOn.CHILD)
+        await engine.kill_worker()
+        if what == "its end cannot be read":
+            with monkeypatch.context() as patched:
+                patched.setattr("perdure.engine.tree.tell_parent", _tells_nobody)
+                await engine.cancel(child)
+            change, broken = "UPDATE runs SET options = ! WHERE run_id = ?", b"{"
+            sound = rows[2].facts.options.model_dump_json().encode()
+        else:
+            change = "UPDATE run_state SET waiting_kind = ! WHERE run_id = ?"
+            broken, sound = b"of_a_newer_release", b"input"
+            in_postgres = url.startswith("postgresql://")
+            text = "convert_from(!, 'UTF8')" if in_postgres else "CAST(! AS TEXT)"
+            change = change.replace("!", text)
+        Rows(url).damage(change, child, broken)
+        await engine.cancel(root)
+        for _ in range(10):
+            await engine.sweep()
+            await anyio.sleep(SHORT.cancel_deadline_s / 5)
+        for above in (root, middle):
+            assert (await engine.run(above)).hot.parked_on is ParkedOn.CHILD
+        Rows(url).damage(change, child, sound)
+        await swept_until(engine, root, lambda row: row.hot.state in TERMINAL)
+        await assert_ended(engine, root, FailureCode.RUN_CANCELLED)
+
+
+async def _tells_nobody(*_: object) -> None:
+    """Stand for a process that ends before it tells of an end: a sweep does."""
+
+
+async def test_a_run_of_a_later_release_waits_for_a_child_that_cannot_be_read(url: str) -> None:
+    """R-9.5, R-20.1: it ended before its child."""
+    async with flow(url, [spawning("root", "asking"), ASKING], settings=SHORT) as engine:
+        root = await engine.submit("root")
+        child = (await wait_tree(engine, root, 2))[1]
+        await engine.wait_waiting(child.facts.run_id)
+        await engine.wait_until(root, lambda row: row.hot.parked_on is ParkedOn.CHILD)
+        sound, change = (
+            child.facts.options.model_dump_json().encode(),
+            "UPDATE runs SET options = !",
+        )
+        change += " WHERE run_id = ?"
+        Rows(url).damage(change, child.facts.run_id, b"{")
+        Rows(url).set_version(root, LATER)
+        await engine.cancel(root)
+        await anyio.sleep(2 * SHORT.cancel_deadline_s)
+        assert (await engine.run(root)).hot.state not in TERMINAL
+        Rows(url).damage(change, child.facts.run_id, sound)
+        await assert_ended(engine, root, FailureCode.RUN_CANCELLED)
+
+
+async def test_a_try_that_a_later_release_began_has_an_end(url: str, zoo: ToolZoo) -> None:
+    """R-9.4, R-20.1, I75: an older release ended the run while a worker undid what it had done."""
+    till = Till()
+    zoo.registry.add(*till.tools(zoo))
+    async with flow(url, [follows(call("charge"), Ask(title="?"))], zoo) as engine:
+        run_id = await engine.submit("buyer")
+        await engine.wait_waiting(run_id)
+        await engine.kill_worker()
+        await engine.cancel(run_id, options=COMPENSATE)
+        [made] = await engine.core.reader.list_tool_calls(run_id, after=None, limit=9)
+        row = await engine.run(run_id)
+        draft = unheld_draft(engine.core, await load_view(engine.core, row), row)
+        draft.add(
+            CompensationEvent(
+                tool_call_id=made.tool_call_id,
+                status="started",
+                key=digest(["compensate", made.effect_key]),
+                number=1,
+            )
+        )
+        draft.parked_on, draft.close_in_s, draft.with_checkpoint = ParkedOn.CLOSING, 0, False
+        await engine.core.store.commit([draft.build()])
+        Rows(url).set_version(run_id, LATER)
+        await swept_until(engine, run_id, lambda row: row.hot.state in TERMINAL)
+        assert await effects_of(engine, run_id) == {"charge": ("succeeded", "unknown")}

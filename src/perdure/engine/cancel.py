@@ -8,7 +8,7 @@ from perdure.engine.aside import damage_put_aside
 from perdure.engine.core import Core
 from perdure.engine.ports import ToolRunner
 from perdure.engine.tree import close_unheld
-from perdure.protocol.errors import Conflict, NotFound, PerdureError
+from perdure.protocol.errors import Conflict, NotFound, PerdureError, Unreadable
 from perdure.protocol.runs import RunRow
 from perdure.protocol.states import ParkedOn
 from perdure.signals.ports import CANCEL_TOPIC, run_topic
@@ -72,7 +72,7 @@ async def _close_below(core: Core, row: RunRow, tools: ToolRunner | None) -> Non
         closing = hot.cancel_epoch > 0 and hot.parked_on is ParkedOn.CLOSING
         if closing and hot.lease_owner is None and below.facts.run_id != row.facts.run_id:
             core.signals.publish(run_topic(below.facts.run_id))
-            with suppress(Conflict):  # a damaged one is put aside; the deadline ends it
+            with suppress(Conflict, Unreadable):  # one is put aside; the deadline ends it
                 await _close_at_once(core, below.facts.run_id, tools)
 
 

@@ -161,9 +161,8 @@ class _Turn:
             begun_s = (now - item.tries[-1][0]).total_seconds()
             if begun_s < self._window_s(item):
                 return False  # whoever began it may still be at it
-            used_up = item.tries_used >= TRIES_MAX
-            may_repeat = item.spec.compensate_idempotent and item.facts is not None
-            if is_late or used_up or not may_repeat:
+            is_last = is_late or item.tries_used >= TRIES_MAX
+            if is_last or item.facts is None or not item.spec.compensate_idempotent:
                 cut_off = _failed("the try was cut off: whether it took effect is not known")
                 return await self._end(item, number - 1, "unknown", cut_off)
         spec = self.tools.find(item.call.tool, item.call.version)

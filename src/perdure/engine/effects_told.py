@@ -11,7 +11,7 @@ from pydantic import JsonValue
 
 from perdure.engine.closing import EFFECTS_TOLD_MAX, effect_of, finished_effects
 from perdure.engine.core import Core
-from perdure.engine.undone import WORDS, asks_to_compensate, became_of_undoing, tail_of
+from perdure.engine.undone import WORDS, Tail, asks_to_compensate, became_of_undoing, tail_of
 from perdure.engine.view import RunView
 from perdure.protocol.events import CompensationEvent
 from perdure.protocol.records import ToolCallRow
@@ -86,9 +86,17 @@ async def left_behind(core: Core, row: RunRow, view: RunView) -> LeftBehind:
     otherwise = "unknown" if tail.is_part else "none"
     return LeftBehind(
         effects=effects_told(row.facts.run_id, effects, undone, otherwise=otherwise),
-        cut_off=[
-            told[-1].model_copy(update={"status": "unknown"})
-            for told in tries.values()
-            if told[-1].status == "started"
-        ],
+        cut_off=_cut_off(tail),
     )
+
+
+async def cut_off_tries(core: Core, row: RunRow) -> list[CompensationEvent]:
+    """Return the ends of tries that nobody will record, as the run ends without them."""
+    if not asks_to_compensate(row.hot.cancel_options):
+        return []
+    return _cut_off(await tail_of(core, row))
+
+
+def _cut_off(tail: Tail) -> list[CompensationEvent]:
+    last = [tries[-1][1] for tries in tail.tries.values()]
+    return [one.model_copy(update={"status": "unknown"}) for one in last if one.status == "started"]

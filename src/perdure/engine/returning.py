@@ -28,9 +28,10 @@ from perdure.engine.counting import count_draft
 from perdure.engine.effects_told import left_behind
 from perdure.engine.fold import fold
 from perdure.engine.origin import OriginGone, fold_origins
+from perdure.engine.reports import take_reports
 from perdure.engine.rowview import view_from_rows
 from perdure.engine.snapshot import RunSnapshot, is_side_effect, snapshot_digest
-from perdure.engine.tree import take_reports, tell_parent
+from perdure.engine.tree import tell_parent
 from perdure.engine.unheld import unheld_draft
 from perdure.engine.values import short
 from perdure.protocol.base import SCHEMA_VERSION

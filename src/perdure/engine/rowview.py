@@ -8,6 +8,7 @@ from contextlib import suppress
 
 from perdure.engine.core import Core
 from perdure.engine.snapshot import OpenCall, OpenChild, OpenInterrupt
+from perdure.engine.undone import keep_unreadable
 from perdure.engine.view import Executions, RunView, view_of
 from perdure.protocol.errors import Unreadable
 from perdure.protocol.events import CancelEvent, ChildUse, ErrorEvent
@@ -16,7 +17,6 @@ from perdure.protocol.records import ToolCallRow
 from perdure.protocol.runs import RunRow
 from perdure.protocol.states import (
     InterruptStatus,
-    ParkedOn,
     RunState,
     ToolCallStatus,
     is_open,
@@ -25,8 +25,8 @@ from perdure.store.reader import InterruptFilter, RunFilter
 from perdure.store.requests import TimerKind
 
 PAGE = 1000
-ENDING_WITHIN = 200
-"""So many events before the last one it is looked for why the run is to end."""
+END_WITHIN = 200
+"""So many events before the last one it is looked for what the run is to end by."""
 
 
 async def view_from_rows(core: Core, row: RunRow) -> RunView:
@@ -51,23 +51,24 @@ async def view_from_rows(core: Core, row: RunRow) -> RunView:
     snapshot.step_first_seq = steps[0].first_seq if steps else None
     await _add_calls(core, view)
     await _add_questions(core, view)
-    await _add_children(core, view)
-    if hot.cancel_epoch > 0 or hot.parked_on in {ParkedOn.CHILD, ParkedOn.CLOSING}:
-        await _add_ending(core, view)
+    await _add_children(core, view, hot.open_children)
+    await _add_what_ends_it(core, view)
     return view
 
 
-async def _add_ending(core: Core, view: RunView) -> None:
-    """Add why the run is to end, and who cancelled it: hardly anything follows that."""
+async def _add_what_ends_it(core: Core, view: RunView) -> None:
+    """Add who cancelled the run and why, or what it began to end by, which its end is to tell:
+    hardly anything follows that.
+    """
     snapshot = view.snapshot
-    start = max(0, snapshot.last_seq - ENDING_WITHIN)
-    for event in await core.reader.events_after(view.facts.run_id, start, limit=ENDING_WITHIN):
+    start = max(0, snapshot.last_seq - END_WITHIN)
+    for event in await core.reader.events_after(view.facts.run_id, start, limit=END_WITHIN):
         with suppress(Unreadable, DamagedEvent):
             match event.data:
-                case CancelEvent(by=by, reason=reason):
-                    snapshot.cancelled_by, snapshot.cancel_reason = by, reason
-                case ErrorEvent(final=True, failure=failure):
-                    snapshot.ending = snapshot.ending or failure
+                case CancelEvent() as cancel:
+                    snapshot.cancelled_by, snapshot.cancel_reason = cancel.by, cancel.reason
+                case ErrorEvent(final=True) as error:
+                    snapshot.ending = snapshot.ending or error.failure
                 case _:
                     pass
 
@@ -123,16 +124,23 @@ async def _add_questions(core: Core, view: RunView) -> None:
         after = page[-1].interrupt_id
 
 
-async def _add_children(core: Core, view: RunView) -> None:
-    """Add children that are unfinished, or whose report has not been taken."""
+async def _add_children(core: Core, view: RunView, open_children: int) -> None:
+    """Add children that are unfinished, or whose report has not been taken.
+
+    So are those that cannot be read, while fewer are known than the run has: they may be detached.
+    """
     run_id = view.facts.run_id
     where, after = RunFilter(parent_run_id=run_id, unfinished=True), None
-    open_ids: list[str] = []
-    while rows := await core.reader.list_runs(None, where, after=after, limit=PAGE):
+    open_ids, lost = list[str](), list[str]()
+    while rows := await core.reader.list_runs(
+        None, where, after=after, limit=PAGE, on_unreadable=keep_unreadable(lost)
+    ):
         open_ids += [row.facts.run_id for row in rows if not row.facts.detached]
         after = rows[-1].facts.run_id
     timers = await core.reader.timers_of(run_id)
     open_ids += [timer.ref for timer in timers if timer.kind is TimerKind.CHILD and timer.ref]
+    if len(open_ids) < open_children:
+        open_ids += lost
     for child in open_ids:
         view.snapshot.open_children[child] = OpenChild(
             child_run_id=child, awaited=True, tool_call_id=None, use=ChildUse()

@@ -11,7 +11,6 @@ ORPHANED.
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 from pydantic import JsonValue
 
@@ -31,11 +30,10 @@ from perdure.engine.core import Core
 from perdure.engine.counting import count_draft
 from perdure.engine.discarding import content_to_discard
 from perdure.engine.draft import Draft
-from perdure.engine.effects_told import left_behind
-from perdure.engine.fold import add_use
+from perdure.engine.effects_told import cut_off_tries, left_behind
 from perdure.engine.load import Damaged, load_view
-from perdure.engine.ports import ToolOutcome, ToolRunner
-from perdure.engine.results import add_result
+from perdure.engine.ports import ToolRunner
+from perdure.engine.reports import draft_report, read_reports, take_reports
 from perdure.engine.resuming import time_left_s
 from perdure.engine.rowview import view_from_rows
 from perdure.engine.snapshot import RunSnapshot
@@ -46,14 +44,10 @@ from perdure.engine.unheld import intervene, unheld_draft
 from perdure.engine.view import RunView
 from perdure.protocol.errors import Conflict, PerdureError, Unreadable
 from perdure.protocol.events import (
-    ChildEvent,
-    ChildUse,
     CompensationEvent,
-    StateEvent,
     TimeoutEvent,
 )
 from perdure.protocol.failures import Failure, FailureCode, Stage
-from perdure.protocol.log import DamagedEvent
 from perdure.protocol.runs import RunFacts, RunRow
 from perdure.protocol.schema import Incompatible
 from perdure.protocol.states import (
@@ -62,14 +56,12 @@ from perdure.protocol.states import (
     CancelOption,
     ParkedOn,
     RunState,
-    ToolCallStatus,
 )
-from perdure.protocol.tools import ToolResult
-from perdure.protocol.values import BlobRef
 from perdure.signals.ports import CANCEL_TOPIC
 from perdure.store.commits import Committed
 from perdure.store.reader import RunFilter
-from perdure.store.requests import CancelWish, NewBlob, TimerKind
+from perdure.store.reading import log_unreadable
+from perdure.store.requests import CancelWish, TimerKind
 
 log = logging.getLogger(__name__)
 
@@ -86,20 +78,6 @@ CHILDREN_PAGE = 500
 # ---------------------------------------------------------------- a child's result
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Report:
-    """What a child came to."""
-
-    child_run_id: str
-    state: RunState
-    answer: JsonValue
-    answer_ref: BlobRef | None
-    failure: Failure | None
-    use: ChildUse
-    blob: NewBlob | None
-    """The content of a large answer: the parent uses it too, also once the child's history went."""
-
-
 async def tell_parent(core: Core, facts: RunFacts, tools: ToolRunner | None) -> None:
     """Deliver the report that the end of a run has left; a sweep does it when this fails."""
     if facts.parent_run_id is None or facts.detached:
@@ -113,19 +91,22 @@ async def tell_parent(core: Core, facts: RunFacts, tools: ToolRunner | None) -> 
 async def deliver_reports(core: Core, run_id: str, tools: ToolRunner | None) -> bool:
     """Write the results of ended children into their parent's log; True when this call did.
 
-    A parent that waited for them alone goes on; one that is to end is ended with the last.
+    A parent that waited for them alone goes on; one that is to end is ended with the last. The result
+    of a child that cannot be read is waited for until that is repaired.
     """
     timers = await core.reader.timers_of(run_id)
     ended = [timer.ref for timer in timers if timer.kind is TimerKind.CHILD and timer.ref]
     if not ended:
         return False
-    reports = [await _report(core, child) for child in ended[:REPORTS_MAX]]
+    reports = await read_reports(core, ended, REPORTS_MAX)
+    if not reports:
+        return False
 
     def change(row: RunRow, draft: Draft) -> bool:
         if row.hot.state in TERMINAL:
             return False
         for report in reports:
-            _draft_report(draft, report)
+            draft_report(draft, report)
         if not draft.reported:
             return False
         _wake(row, draft)
@@ -136,106 +117,6 @@ async def deliver_reports(core: Core, run_id: str, tools: ToolRunner | None) -> 
     if row is not None and row.hot.lease_owner is None and row.hot.parked_on is ParkedOn.CLOSING:
         await close_unheld(core, run_id, TimerKind.CLOSE, tools)
     return written is not None
-
-
-async def _report(core: Core, child_run_id: str) -> _Report:
-    row = await core.reader.find_run(None, child_run_id)
-    assert row is not None, "a report names a run"
-    end = await _end(core, row)
-    return _Report(
-        child_run_id=child_run_id,
-        state=row.hot.state,
-        answer=end.answer,
-        answer_ref=end.answer_ref,
-        failure=end.failure,
-        use=await _use(core, row),
-        blob=await _blob(core, row, end.answer_ref),
-    )
-
-
-async def _end(core: Core, row: RunRow) -> StateEvent:
-    """Return the event that ended a run; what the row says when that cannot be read."""
-    seq = row.hot.terminal_seq or 1
-    found = await core.reader.events_after(row.facts.run_id, seq - 1, limit=1)
-    with suppress(DamagedEvent):
-        if found and isinstance(found[0].data, StateEvent):
-            return found[0].data
-    failure = Failure(code=row.hot.code or FailureCode.INTERNAL, reason="its end cannot be read")
-    return StateEvent(state=RunState.FAILED, failure=failure)
-
-
-async def _blob(core: Core, row: RunRow, ref: BlobRef | None) -> NewBlob | None:
-    data = await core.reader.read_blob(row.facts.tenant_id, ref.digest) if ref else None
-    if ref is None or data is None:
-        return None
-    return NewBlob(digest=ref.digest, media_type=ref.media_type, data=data)
-
-
-async def _use(core: Core, row: RunRow) -> ChildUse:
-    """Return what a run and all below it used."""
-    own = row.hot.counters
-    use = ChildUse(
-        model_calls=own.model_calls,
-        tool_calls=own.tool_calls,
-        tokens=own.input_tokens + own.output_tokens,
-        output_tokens=own.output_tokens,
-        cost=own.cost,
-    )
-    where = RunFilter(parent_run_id=row.facts.run_id)
-    if await core.reader.list_runs(None, where, after=None, limit=1):
-        with suppress(Damaged, Incompatible, Unreadable):
-            view = await load_view(core, row, with_messages=False)
-            use = add_use(use, view.snapshot.children_use)
-    return use
-
-
-def _draft_report(draft: Draft, report: _Report) -> None:
-    """Draft one result, and that of the tool call which started the child."""
-    snapshot = draft.view.snapshot
-    child = snapshot.open_children.get(report.child_run_id)
-    if child is None:  # somebody else delivered it meanwhile
-        return
-    call = snapshot.open_calls.get(child.tool_call_id or "")
-    draft.reported.append(report.child_run_id)
-    if report.blob is not None:
-        draft.blobs.append(report.blob)
-    draft.add(
-        ChildEvent(
-            phase="result",
-            child_run_id=report.child_run_id,
-            tool_call_id=child.tool_call_id,
-            state=report.state,
-            result=report.answer if call is None else None,
-            result_ref=report.answer_ref if call is None else None,
-            failure=report.failure,
-            use=_counted(report.use, child.use),
-        )
-    )
-    if call is not None:
-        add_result(draft, call, _outcome(report), by="child")
-
-
-def _counted(used: ChildUse, kept: ChildUse) -> ChildUse:
-    """Return a use without the calls that a child was denied: they were not made."""
-    if kept.tool_calls is None:
-        return used
-    return used.model_copy(update={"tool_calls": min(used.tool_calls or 0, kept.tool_calls)})
-
-
-def _outcome(report: _Report) -> ToolOutcome:
-    status = ToolCallStatus.SUCCEEDED
-    if report.failure is not None:
-        cancelled = report.failure.code is FailureCode.RUN_CANCELLED
-        status = ToolCallStatus.CANCELLED if cancelled else ToolCallStatus.FAILED
-    return ToolOutcome(
-        result=ToolResult(
-            status=status,
-            output=report.answer,
-            error=report.failure,
-            external_ref=report.child_run_id,
-        ),
-        output_ref=report.answer_ref,
-    )
 
 
 def _wake(row: RunRow, draft: Draft) -> None:
@@ -300,8 +181,7 @@ async def close_unheld(
             return False
         await _orphan_below(core, run_id, tools)
         if whole:
-            await deliver_reports(core, run_id, tools)
-            return True
+            return await deliver_reports(core, run_id, tools)
     if await is_for_others(core, view, tools):
         return False
     effects = await _effects(core, row, view, undone=undone or not whole)
@@ -313,6 +193,7 @@ async def close_unheld(
     if not whole:
         draft.with_checkpoint = False
         await take_reports(core, draft)
+        _add_cut_off(draft, await cut_off_tries(core, row))
     _note_timeout(draft, failure)
     why = end_transition(row.hot.state, failure)
     close_run(draft, why, failure, known=known, effects=effects)
@@ -351,13 +232,6 @@ async def _view(core: Core, row: RunRow) -> tuple[RunView, bool]:
         return await view_from_rows(core, row), False
 
 
-async def take_reports(core: Core, draft: Draft) -> None:
-    """Draft the reports of a run that takes none in between: its log cannot be folded."""
-    for timer in await core.reader.timers_of(draft.view.facts.run_id):
-        if timer.kind is TimerKind.CHILD and timer.ref is not None:
-            _draft_report(draft, await _report(core, timer.ref))
-
-
 async def _write(core: Core, draft: Draft, tools: ToolRunner | None) -> bool:
     if draft.ends_run and CancelOption.DISCARD_ARTIFACTS in draft.view.snapshot.cancel_options:
         draft.discards = await content_to_discard(core, draft)
@@ -377,8 +251,13 @@ def _waits_for_end(row: RunRow, snapshot: RunSnapshot) -> bool:
 
 
 async def _has_time_to_end(core: Core, view: RunView) -> bool:
-    """Tell whether children of a run that waits for their end are unfinished, and may be so still."""
+    """Tell whether children of a run that waits for their end are unfinished, and may be so still:
+    also when a cancel has come since, which gives them their time anew.
+    """
     timers = await core.reader.timers_of(view.facts.run_id)
+    row = await core.reader.find_run(None, view.facts.run_id)
+    if row is None or row.hot.last_seq != view.snapshot.last_seq:
+        return True
     reported = {timer.ref for timer in timers if timer.kind is TimerKind.CHILD}
     if not view.snapshot.open_children.keys() - reported:
         return False
@@ -405,6 +284,12 @@ def _due_failure(
     )
 
 
+def _add_cut_off(draft: Draft, tries: Sequence[CompensationEvent]) -> None:
+    """Draft the ends of tries to undo something, which nobody will record: the run ends without."""
+    for one in tries:
+        draft.add(one)
+
+
 def _note_timeout(draft: Draft, failure: Failure) -> None:
     """Draft the time-out of a run that is ended by it, unless that was done when it began to end."""
     if failure.code is FailureCode.RUN_TIMEOUT and draft.view.snapshot.ending is None:
@@ -422,7 +307,10 @@ async def _cancel_children(core: Core, view: RunView, failure: Failure) -> None:
         options=view.snapshot.cancel_options,
     )
     for child in view.snapshot.open_children:
-        await core.store.request_cancel(child, wish)
+        try:
+            await core.store.request_cancel(child, wish)
+        except Unreadable as error:  # it is left as it is, as a cancel from above leaves it
+            log_unreadable(child, error.message)
     if view.snapshot.open_children:
         core.signals.publish(CANCEL_TOPIC)
 
@@ -435,8 +323,12 @@ async def _orphan_below(core: Core, run_id: str, tools: ToolRunner | None) -> No
     where, after = RunFilter(parent_run_id=run_id, unfinished=True), None
     while page := await core.reader.list_runs(None, where, after=after, limit=CHILDREN_PAGE):
         for row in page:
-            if not row.facts.detached:
+            if row.facts.detached:
+                continue
+            try:
                 await _orphan(core, row.facts.run_id, tools)
+            except Unreadable as error:  # it keeps neither the others nor their parent
+                log_unreadable(row.facts.run_id, error.message)
         after = page[-1].facts.run_id
 
 
@@ -464,25 +356,29 @@ async def _orphan(core: Core, run_id: str, tools: ToolRunner | None) -> None:
 
 async def _orphan_draft(core: Core, row: RunRow) -> Draft | None:
     """Draft a run's end as ORPHANED; None while it, or a run below it, undoes what it did: that has
-    its own deadline.
+    its own deadline. One that is put aside undoes nothing, and takes its reports only with its end.
     """
+    effects: list[dict[str, JsonValue]] | None = None
     cut_off: Sequence[CompensationEvent] = ()
+    is_aside = row.hot.parked_on is ParkedOn.REPAIR
     try:
         view, whole = await _view(core, row)
-        effects = await _effects(core, row, view, undone=not whole)
-        if effects is None:
-            return None
+        if not is_aside:
+            effects = await _effects(core, row, view, undone=not whole)
+            if effects is None:
+                return None
+            cut_off = await cut_off_tries(core, row)  # of one that a later release was to undo
     except Damaged:
         view, whole = await view_from_rows(core, row), False
+    if effects is None:
         left = await left_behind(core, row, view)
         effects, cut_off = left.effects, left.cut_off
     draft = unheld_draft(core, view, row)
     draft.with_checkpoint = whole
-    if not whole:
+    if is_aside or not whole:
         await take_reports(core, draft)
     if view.snapshot.open_children:
         return None
-    for one in cut_off:
-        draft.add(one)
+    _add_cut_off(draft, cut_off)
     close_run(draft, end_transition(row.hot.state, ORPHANED), ORPHANED, effects=effects)
     return draft

@@ -115,7 +115,9 @@ class Undo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Undoing:
-    """All that is to be undone, the last call first. `asked_at`: when the cancel asked for it."""
+    """All that is to be undone, the last call first. `asked_at`: when the cancel asked for it, or
+    when the last child had ended since: what a run below waits for takes none of the time.
+    """
 
     items: tuple[Undo, ...]
     asked_at: datetime | None

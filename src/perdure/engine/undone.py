@@ -6,7 +6,13 @@ from datetime import datetime
 
 from perdure.engine.core import Core
 from perdure.engine.snapshot import is_side_effect
-from perdure.protocol.events import CancelEvent, CompensationEvent, ResultEvent, StateEvent
+from perdure.protocol.events import (
+    CancelEvent,
+    ChildEvent,
+    CompensationEvent,
+    ResultEvent,
+    StateEvent,
+)
 from perdure.protocol.failures import FailureCode
 from perdure.protocol.log import DamagedEvent
 from perdure.protocol.records import ToolCallRow
@@ -38,8 +44,9 @@ def has_undone(row: RunRow) -> bool:
 
 @dataclass(slots=True)
 class Tail:
-    """What the log of a cancelled run tells of undoing: when it was asked for, and the tries so far,
-    by calls. `is_part`: there may have been others, which cannot be read.
+    """What the log of a cancelled run tells of undoing: when it was asked for, or could begin as the
+    last child had ended, and the tries so far, by calls. `is_part`: there may have been others, which
+    cannot be read.
     """
 
     asked_at: datetime | None = None
@@ -64,6 +71,8 @@ async def tail_of(core: Core, row: RunRow) -> Tail:
                 continue
             match data:
                 case CancelEvent() as cancel if cancel.compensate and tail.asked_at is None:
+                    tail.asked_at = event.at
+                case ChildEvent(phase="result") if tail.asked_at is not None:
                     tail.asked_at = event.at
                 case CompensationEvent() as one:
                     tail.tries.setdefault(one.tool_call_id, []).append((event.at, one))
@@ -159,6 +168,7 @@ def strongest(some: Mapping[str, str], others: Mapping[str, str]) -> dict[str, s
 async def children_of(
     core: Core, run_id: str, on_unreadable: OnUnreadable | None = None
 ) -> AsyncIterator[RunRow]:
+    """Yield the children of a run; `on_unreadable` is told of each that cannot be read."""
     after: str | None = None
     where = RunFilter(parent_run_id=run_id)
     while page := await core.reader.list_runs(

@@ -150,8 +150,8 @@ class WorkerSettings(_Section):
         default=900.0,
         gt=0,
         le=86_400,
-        description="seconds after a cancel in which undoing a call may begin; what is left then is "
-        "reported as not undone",
+        description="seconds after a cancel, or after the runs below have ended since, in which "
+        "undoing a call may begin; what is left then is reported as not undone",
     )
 
     on_incompatible: Literal["fail", "repair"] = Field(

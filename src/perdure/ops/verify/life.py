@@ -4,7 +4,7 @@ from itertools import pairwise
 
 from perdure.ops.verify.checks import Found, rule
 from perdure.ops.verify.record import RunRecord
-from perdure.protocol.events import CancelEvent, RepairEvent, StateEvent
+from perdure.protocol.events import CancelEvent, ErrorEvent, RepairEvent, StateEvent
 from perdure.protocol.failures import FailureCode
 from perdure.protocol.states import (
     LEGAL_PAIRS,
@@ -133,9 +133,18 @@ def end_is_told(record: RunRecord) -> Found:
 
 _ANY_RELEASE = frozenset({"attempt", "cancel", "late", "repair"})
 _OF_A_CLOSING = frozenset(
-    {"child", "compensation", "error", "result", "resume", "state", "step", "timeout"}
+    {"child", "compensation", "error", "result", "resume", "step", "state", "timeout"}
 )
-_CLOSING = frozenset({ParkedOn.CHILD, ParkedOn.CLOSING})
+_CLOSED_BLINDLY = frozenset(
+    {
+        FailureCode.CHECKPOINT_INCOMPATIBLE,
+        FailureCode.ORPHANED,
+        FailureCode.RETRIES_EXHAUSTED,
+        FailureCode.RUN_CANCELLED,
+        FailureCode.RUN_TIMEOUT,
+    }
+)
+"""What a run ends, or begins to end, by that nobody carries on: nobody that could needs to be there."""
 
 
 @rule(
@@ -146,7 +155,8 @@ _CLOSING = frozenset({ParkedOn.CHILD, ParkedOn.CLOSING})
 def versions_grow(record: RunRecord) -> Found:
     highest = 0
     allowed = _ANY_RELEASE
-    if record.hot.state is RunState.FAILED or record.hot.parked_on in _CLOSING:
+    ends_by = {error.failure.code for _, error in record.of(ErrorEvent) if error.final}
+    if record.hot.cancel_epoch > 0 or _CLOSED_BLINDLY & (ends_by | {record.hot.code}):
         allowed |= _OF_A_CLOSING
     for line in record.log:
         if line.schema_version < highest and line.type not in allowed:
