@@ -1,7 +1,9 @@
 """Ends of trees in which a run waits for its children: within their time, and whatever became of
 the runs between (R-9.5, R-20.1, F47)."""
 
+from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import anyio
@@ -322,6 +324,50 @@ class _Ending:
         if where.parent_run_id == self._parent and where.unfinished:
             await close_unheld(self._engine.core, self._child, TimerKind.CLOSE, self._engine.tools)
         return found
+
+
+async def test_an_end_that_waits_looks_once_at_what_is_below_each_run(url: str) -> None:
+    """R-9.5: each level of a tree whose time was over did so twice, and so did those below it each
+    time: every sweep that waited for one run read the others two, four, eight times over."""
+    names = ["one", "two", "three", "four", "asking"]
+    agents = [ASKING, *(spawning(*pair) for pair in pairwise(names))]
+    async with flow(url, agents, settings=SHORT) as engine:
+        root = await engine.submit("one")
+        *above, lost = await wait_tree(engine, root, len(names))
+        await engine.wait_waiting(lost.facts.run_id)
+        for row in above:
+            await engine.wait_until(
+                row.facts.run_id, lambda row: row.hot.parked_on is ParkedOn.CHILD
+            )
+        await engine.kill_worker()
+        change = "UPDATE runs SET options = ! WHERE run_id = ?"
+        Rows(url).damage(change, lost.facts.run_id, b"{")
+        await engine.cancel(root)
+        await anyio.sleep(2 * SHORT.cancel_deadline_s)
+        reader: Any = _Counting(engine)
+        core = replace(engine.core, reader=reader)
+        assert not await close_unheld(core, root, TimerKind.CLOSE, engine.tools)
+        looked = [reader.looks[row.facts.run_id] for row in above]
+        assert looked == [2, 2, 2, 1]  # a page, and what is behind it
+        sound = lost.facts.options.model_dump_json().encode()
+        Rows(url).damage(change, lost.facts.run_id, sound)
+        await swept_until(engine, root, lambda row: row.hot.state in TERMINAL)
+
+
+class _Counting:
+    """A reader that counts the looks at the unfinished children of each run."""
+
+    def __init__(self, engine: Embedded) -> None:
+        self._engine = engine
+        self.looks = Counter[str]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine.core.reader, name)
+
+    async def list_runs(self, tenant_id: str | None, where: RunFilter, **more: Any) -> Any:
+        if where.unfinished:
+            self.looks[where.parent_run_id or ""] += 1
+        return await self._engine.core.reader.list_runs(tenant_id, where, **more)
 
 
 async def test_a_try_that_a_later_release_began_has_an_end(url: str, zoo: ToolZoo) -> None:
