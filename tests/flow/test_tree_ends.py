@@ -1,7 +1,9 @@
 """Ends of trees in which a run waits for its children: within their time, and whatever became of
 the runs between (R-9.5, R-20.1, F47)."""
 
+from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import anyio
@@ -17,6 +19,7 @@ from perdure.protocol.failures import FailureCode
 from perdure.protocol.runs import RunRow
 from perdure.protocol.states import TERMINAL, CancelAction, ParkedOn
 from perdure.store.postgres.wire import data_out
+from perdure.store.reader import RunFilter
 from perdure.store.requests import CancelWish, ClaimWant, TimerKind
 from perdure.testing.clock import ShiftingClock
 from perdure.testing.embedded import Embedded, call
@@ -98,22 +101,20 @@ class _Strengthening:
         return await self._engine.core.reader.timers_of(run_id)
 
 
-@pytest.mark.parametrize("code", [FailureCode.RUN_TIMEOUT, FailureCode.CHECKPOINT_INCOMPATIBLE])
-async def test_a_run_of_a_later_release_begins_to_end_once(url: str, code: FailureCode) -> None:
+async def test_a_run_of_a_later_release_begins_to_end_once(url: str) -> None:
     """R-9.5, R-20.1, R-10.4: it did so again with every sweep, which gave its child its time anew:
     neither ended, and the log grew."""
     async with flow(url, [spawning("root", "asking", "asking")], settings=SHORT) as engine:
         await engine.core.store.register(registrations(ASKING), [])
-        is_late = code is FailureCode.RUN_TIMEOUT
-        run_id = await engine.submit("root", timeouts={"run_s": 0.5} if is_late else {})
-        other = (await wait_tree(engine, run_id, 3))[-1].facts.run_id
+        run_id = await engine.submit("root")
+        rows = await wait_tree(engine, run_id, 3)
+        held = (await held_by_ghost(engine, run_id, "asking")).facts.run_id
+        [other] = [row.facts.run_id for row in rows[1:] if row.facts.run_id != held]
         await engine.wait_until(run_id, lambda row: row.hot.parked_on is ParkedOn.CHILD)
         Rows(url).set_version(run_id, LATER)
-        if not is_late:
-            await engine.cancel(other)
-        held = await held_by_ghost(engine, run_id, "asking")
-        await assert_ended(engine, run_id, code)
-        assert (await engine.run(held.facts.run_id)).hot.state in TERMINAL
+        await engine.cancel(other)
+        await assert_ended(engine, run_id, FailureCode.CHECKPOINT_INCOMPATIBLE)
+        assert (await engine.run(held)).hot.code is FailureCode.ORPHANED
         assert len(data_of(await engine.events(run_id), ErrorEvent)) == 1
 
 
@@ -275,6 +276,98 @@ async def test_a_run_of_a_later_release_waits_for_a_child_that_cannot_be_read(ur
         assert (await engine.run(root)).hot.state not in TERMINAL
         Rows(url).damage(change, child.facts.run_id, sound)
         await assert_ended(engine, root, FailureCode.RUN_CANCELLED)
+
+
+async def test_a_run_of_a_later_release_waits_also_when_another_child_ends_meanwhile(
+    url: str,
+) -> None:
+    """R-9.5, R-20.1: who ended it counted a child twice that ended then, once in the place of the one
+    that cannot be read: it ended before that.
+    """
+    async with flow(url, [spawning("root", "asking", "asking"), ASKING], settings=SHORT) as engine:
+        root = await engine.submit("root")
+        _, lost, other = await wait_tree(engine, root, 3)
+        for child in (lost, other):
+            await engine.wait_waiting(child.facts.run_id)
+        await engine.wait_until(root, lambda row: row.hot.parked_on is ParkedOn.CHILD)
+        await engine.kill_worker()
+        change = "UPDATE runs SET options = ! WHERE run_id = ?"
+        Rows(url).damage(change, lost.facts.run_id, b"{")
+        Rows(url).set_version(root, LATER)
+        wish = CancelWish(action=CancelAction.INTERRUPT, by="ada", source="test")
+        await engine.core.store.request_cancel(root, wish)
+        reader: Any = _Ending(engine, root, other.facts.run_id)
+        assert await close_unheld(
+            replace(engine.core, reader=reader), root, TimerKind.CLOSE, engine.tools
+        )
+        assert (await engine.run(other.facts.run_id)).hot.state in TERMINAL
+        assert (await engine.run(root)).hot.state not in TERMINAL
+        sound = lost.facts.options.model_dump_json().encode()
+        Rows(url).damage(change, lost.facts.run_id, sound)
+        await swept_until(engine, root, lambda row: row.hot.state in TERMINAL)
+        await assert_ended(engine, root, FailureCode.RUN_CANCELLED)
+
+
+class _Ending:
+    """A reader behind whose look at the unfinished children of a run one of them ends."""
+
+    def __init__(self, engine: Embedded, parent: str, child: str) -> None:
+        self._engine = engine
+        self._parent = parent
+        self._child = child
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine.core.reader, name)
+
+    async def list_runs(self, tenant_id: str | None, where: RunFilter, **more: Any) -> Any:
+        found = await self._engine.core.reader.list_runs(tenant_id, where, **more)
+        if where.parent_run_id == self._parent and where.unfinished:
+            await close_unheld(self._engine.core, self._child, TimerKind.CLOSE, self._engine.tools)
+        return found
+
+
+async def test_an_end_that_waits_looks_once_at_what_is_below_each_run(url: str) -> None:
+    """R-9.5: each level of a tree whose time was over did so twice, and so did those below it each
+    time: every sweep that waited for one run read the others two, four, eight times over."""
+    names = ["one", "two", "three", "four", "asking"]
+    agents = [ASKING, *(spawning(*pair) for pair in pairwise(names))]
+    async with flow(url, agents, settings=SHORT) as engine:
+        root = await engine.submit("one")
+        *above, lost = await wait_tree(engine, root, len(names))
+        await engine.wait_waiting(lost.facts.run_id)
+        for row in above:
+            await engine.wait_until(
+                row.facts.run_id, lambda row: row.hot.parked_on is ParkedOn.CHILD
+            )
+        await engine.kill_worker()
+        change = "UPDATE runs SET options = ! WHERE run_id = ?"
+        Rows(url).damage(change, lost.facts.run_id, b"{")
+        await engine.cancel(root)
+        await anyio.sleep(2 * SHORT.cancel_deadline_s)
+        reader: Any = _Counting(engine)
+        core = replace(engine.core, reader=reader)
+        assert not await close_unheld(core, root, TimerKind.CLOSE, engine.tools)
+        looked = [reader.looks[row.facts.run_id] for row in above]
+        assert looked == [2, 2, 2, 1]  # a page, and what is behind it
+        sound = lost.facts.options.model_dump_json().encode()
+        Rows(url).damage(change, lost.facts.run_id, sound)
+        await swept_until(engine, root, lambda row: row.hot.state in TERMINAL)
+
+
+class _Counting:
+    """A reader that counts the looks at the unfinished children of each run."""
+
+    def __init__(self, engine: Embedded) -> None:
+        self._engine = engine
+        self.looks = Counter[str]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine.core.reader, name)
+
+    async def list_runs(self, tenant_id: str | None, where: RunFilter, **more: Any) -> Any:
+        if where.unfinished:
+            self.looks[where.parent_run_id or ""] += 1
+        return await self._engine.core.reader.list_runs(tenant_id, where, **more)
 
 
 async def test_a_try_that_a_later_release_began_has_an_end(url: str, zoo: ToolZoo) -> None:

@@ -110,6 +110,10 @@ UPDATE run_state SET code = 'RUN_CANCELLED'
 -- mutant: I52 | plain | an older schema after a newer one
 UPDATE events SET schema_version = 2 WHERE run_id = :run AND seq = 4;
 
+-- mutant: I52 | undone | an older schema in the middle of a run that was cancelled later
+UPDATE events SET schema_version = 2 WHERE run_id = :run AND type NOT IN (:t_state, :t_step,
+    :t_result);
+
 -- mutant: H5 | plain | time runs backwards
 UPDATE events SET at = at - 3600000000 WHERE run_id = :run AND seq = 7;
 

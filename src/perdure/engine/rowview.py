@@ -1,27 +1,23 @@
 """A view made from rows alone, for ending a run whose log this release cannot fold (R-20.1).
 
-It knows what is owed: open calls, open questions, the open step, and why the run is to end when
-that was decided. It knows nothing of what was said, so no planner may be asked upon it and no checkpoint written.
+It knows what is owed: open calls, open questions, the open step, unfinished children, and why the
+run is to end when that was decided. It knows nothing of what was said, so no planner may be asked
+upon it and no checkpoint written.
 """
 
 from contextlib import suppress
 
 from perdure.engine.core import Core
 from perdure.engine.snapshot import OpenCall, OpenChild, OpenInterrupt
-from perdure.engine.undone import keep_unreadable
+from perdure.engine.undone import children_of, keep_unreadable
 from perdure.engine.view import Executions, RunView, view_of
 from perdure.protocol.errors import Unreadable
 from perdure.protocol.events import CancelEvent, ChildUse, ErrorEvent
 from perdure.protocol.log import DamagedEvent
 from perdure.protocol.records import ToolCallRow
 from perdure.protocol.runs import RunRow
-from perdure.protocol.states import (
-    InterruptStatus,
-    RunState,
-    ToolCallStatus,
-    is_open,
-)
-from perdure.store.reader import InterruptFilter, RunFilter
+from perdure.protocol.states import InterruptStatus, RunState, ToolCallStatus, is_open
+from perdure.store.reader import InterruptFilter
 from perdure.store.requests import TimerKind
 
 PAGE = 1000
@@ -129,17 +125,12 @@ async def _add_children(core: Core, view: RunView, open_children: int) -> None:
 
     So are those that cannot be read, while fewer are known than the run has: they may be detached.
     """
-    run_id = view.facts.run_id
-    where, after = RunFilter(parent_run_id=run_id, unfinished=True), None
-    open_ids, lost = list[str](), list[str]()
-    while rows := await core.reader.list_runs(
-        None, where, after=after, limit=PAGE, on_unreadable=keep_unreadable(lost)
-    ):
-        open_ids += [row.facts.run_id for row in rows if not row.facts.detached]
-        after = rows[-1].facts.run_id
+    run_id, lost = view.facts.run_id, list[str]()
+    unfinished = children_of(core, run_id, keep_unreadable(lost), unfinished=True)
+    open_ids = [child.facts.run_id async for child in unfinished if not child.facts.detached]
     timers = await core.reader.timers_of(run_id)
     open_ids += [timer.ref for timer in timers if timer.kind is TimerKind.CHILD and timer.ref]
-    if len(open_ids) < open_children:
+    if len(set(open_ids)) < open_children:  # one that has just ended stands there twice
         open_ids += lost
     for child in open_ids:
         view.snapshot.open_children[child] = OpenChild(

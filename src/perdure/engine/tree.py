@@ -43,10 +43,7 @@ from perdure.engine.undone import asks_to_compensate
 from perdure.engine.unheld import intervene, unheld_draft
 from perdure.engine.view import RunView
 from perdure.protocol.errors import Conflict, PerdureError, Unreadable
-from perdure.protocol.events import (
-    CompensationEvent,
-    TimeoutEvent,
-)
+from perdure.protocol.events import CompensationEvent, TimeoutEvent
 from perdure.protocol.failures import Failure, FailureCode, Stage
 from perdure.protocol.runs import RunFacts, RunRow
 from perdure.protocol.schema import Incompatible
@@ -165,9 +162,9 @@ async def close_unheld(
     """End a run that nobody holds and whose end is due; True when this call moved it on.
 
     While children are open they are cancelled and waited for, and ended as ORPHANED when that
-    takes too long by the run's own timer, or is `overdue` as the caller knows. False when the run
-    is held, ended already, has a call that only a worker, or another one, can look up, or one that
-    is to be undone first (`undone`: that was seen to).
+    takes too long by the run's own timer (`overdue`: its time is over, and they were seen to). False
+    when the run is held, ended already, has a call that only a worker, or another one, can look up,
+    or one that is to be undone first (`undone`: that was seen to).
     """
     row = await core.reader.find_run(None, run_id)
     if row is None or row.hot.lease_owner is not None or row.hot.state in TERMINAL:
@@ -177,9 +174,8 @@ async def close_unheld(
     if failure is None:
         return False
     if view.snapshot.open_children and _waits_for_end(row, view.snapshot):
-        if not overdue and await _has_time_to_end(core, view):
+        if not overdue and not await _see_to_those_below(core, view, tools):
             return False
-        await _orphan_below(core, run_id, tools)
         if whole:
             return await deliver_reports(core, run_id, tools)
     if await is_for_others(core, view, tools):
@@ -248,6 +244,14 @@ async def _write(core: Core, draft: Draft, tools: ToolRunner | None) -> bool:
 
 def _waits_for_end(row: RunRow, snapshot: RunSnapshot) -> bool:
     return row.hot.parked_on is ParkedOn.CHILD and is_ending(snapshot)
+
+
+async def _see_to_those_below(core: Core, view: RunView, tools: ToolRunner | None) -> bool:
+    """End what is below a run that waits for its end, as far as that can be; False in its time."""
+    if await _has_time_to_end(core, view):
+        return False
+    await _orphan_below(core, view.facts.run_id, tools)
+    return True
 
 
 async def _has_time_to_end(core: Core, view: RunView) -> bool:

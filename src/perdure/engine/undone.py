@@ -166,11 +166,15 @@ def strongest(some: Mapping[str, str], others: Mapping[str, str]) -> dict[str, s
 
 
 async def children_of(
-    core: Core, run_id: str, on_unreadable: OnUnreadable | None = None
+    core: Core,
+    run_id: str,
+    on_unreadable: OnUnreadable | None = None,
+    *,
+    unfinished: bool = False,
 ) -> AsyncIterator[RunRow]:
-    """Yield the children of a run; `on_unreadable` is told of each that cannot be read."""
+    """Yield the children of a run; `on_unreadable` is told once of each that cannot be read."""
     after: str | None = None
-    where = RunFilter(parent_run_id=run_id)
+    where = RunFilter(parent_run_id=run_id, unfinished=unfinished)
     while page := await core.reader.list_runs(
         None, where, after=after, limit=PAGE, on_unreadable=on_unreadable
     ):

@@ -144,7 +144,8 @@ _CLOSED_BLINDLY = frozenset(
         FailureCode.RUN_TIMEOUT,
     }
 )
-"""What a run ends, or begins to end, by that nobody carries on: nobody that could needs to be there."""
+"""What also a run ends by, or begins to end, that no release which is there can carry on."""
+_CARRIES_ON = frozenset({"action", "model", "plan"})
 
 
 @rule(
@@ -154,12 +155,12 @@ _CLOSED_BLINDLY = frozenset(
 )
 def versions_grow(record: RunRecord) -> Found:
     highest = 0
-    allowed = _ANY_RELEASE
     ends_by = {error.failure.code for _, error in record.of(ErrorEvent) if error.final}
-    if record.hot.cancel_epoch > 0 or _CLOSED_BLINDLY & (ends_by | {record.hot.code}):
-        allowed |= _OF_A_CLOSING
+    is_closed = record.hot.cancel_epoch > 0 or _CLOSED_BLINDLY & (ends_by | {record.hot.code})
+    went_on_until = max((line.seq for line in record.log if line.type in _CARRIES_ON), default=0)
     for line in record.log:
-        if line.schema_version < highest and line.type not in allowed:
+        closes = is_closed and line.type in _OF_A_CLOSING and line.seq > went_on_until
+        if line.schema_version < highest and line.type not in _ANY_RELEASE and not closes:
             yield line.name, f"version {line.schema_version} follows version {highest}"
         highest = max(highest, line.schema_version)
 
