@@ -102,6 +102,8 @@ def test_failures_of_children_compensations_and_planners_say_why() -> None:
     assert refused == "child of helper refused: TOOL_ERROR no luck"
     told = _line("child", phase="result", child_run_id="r1", state="failed", failure=failure)
     assert told == "child r1 failed: TOOL_ERROR no luck"
+    by_call = _line("child", phase="result", child_run_id="r1", state="succeeded", tool_call_id="t")
+    assert by_call == "child r1 succeeded"
     effects = [
         {"tool": "book", "status": "succeeded", "external_ref": "b-1", "compensation": "failed"},
         {"tool": "mail", "status": "unknown"},
@@ -115,6 +117,12 @@ def test_failures_of_children_compensations_and_planners_say_why() -> None:
     failure["reason"] = "no luck"
     undone = _line("compensation", tool_call_id="t", status="failed", again=True, error=failure)
     assert undone == "undoing t failed, is tried again: TOOL_ERROR no luck"
+
+
+def test_objects_inside_of_objects_are_told_apart_from_their_fields() -> None:
+    output = {"paid": {"cents": 300, "to": "ann"}, "ref": "p1"}
+    told = _line("result", status="succeeded", output=output)
+    assert told == 'succeeded: paid={cents=300, to="ann"}, ref="p1"'
 
 
 def test_what_befalls_approvals_callbacks_and_state_fields_is_told() -> None:

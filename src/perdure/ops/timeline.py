@@ -47,12 +47,17 @@ def short(text: str, characters_max: int = TEXT_CHARACTERS_MAX) -> str:
 
 
 def value_text(value: JsonValue) -> str:
-    """Return a value as canonical JSON; long lists as their length."""
+    """Return a value as canonical JSON; long lists as their length, objects as `name=value`."""
     if isinstance(value, list) and len(value) > 3:
         return f"[{len(value)} items]"
     if isinstance(value, dict):
-        return ", ".join(f"{key}={value_text(item)}" for key, item in sorted(value.items()))
+        return ", ".join(f"{key}={_inner_text(item)}" for key, item in sorted(value.items()))
     return canonical(value).decode()
+
+
+def _inner_text(value: JsonValue) -> str:
+    text = value_text(value)
+    return f"{{{text}}}" if isinstance(value, dict) else text
 
 
 def _text(data: dict[str, JsonValue], name: str) -> str:
@@ -176,6 +181,8 @@ def _child(data: dict[str, JsonValue]) -> str:
         case "result":
             if isinstance(failure, dict):
                 return f"child {run_id} {_text(data, 'state')}: {_failure(failure)}"
+            if data.get("tool_call_id"):  # what it answered is the call's `result`, told next
+                return f"child {run_id} {_text(data, 'state')}"
             result = "(large)" if data.get("result_ref") else value_text(data.get("result"))
             return f"child {run_id} {_text(data, 'state')}: {result}"
         case _:
